@@ -1,0 +1,1 @@
+"""The scheduler and its block pool: pure, without torch, clock or I/O."""
