@@ -1,0 +1,131 @@
+"""Command line: `PYTHONPATH=e2e python3 -m cluster COMMAND`."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from cluster import lifecycle, namespaces
+from cluster.errors import ClusterError
+from cluster.layout import DEFAULT_STATE, Layout
+from cluster.progress import Progress
+
+_EPILOG = """\
+A cluster belongs to its state directory: names and addresses follow from the directory's path, so that several
+clusters live side by side on one machine. See docs/cluster.md.
+"""
+
+
+def main() -> None:
+    """Parse the command line and run one command."""
+    options = _parser().parse_args()
+    layout = Layout.of(options.state)
+    try:
+        options.run(layout, options, Progress())
+    except ClusterError as error:
+        sys.exit(f"cluster: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m cluster", description="A real one-node Kubernetes, from pinned sources.", epilog=_EPILOG
+    )
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "--state", type=Path, default=DEFAULT_STATE, metavar="DIR", help=f"state directory (default: {DEFAULT_STATE})"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    up = commands.add_parser("up", parents=[shared], help="make a healthy cluster run; quick when there is one")
+    up.add_argument("--gpus", type=_count, metavar="N", help="also give the node N fake GPUs (nvidia.com/gpu)")
+    up.set_defaults(run=_up)
+
+    down = commands.add_parser("down", parents=[shared], help="remove the cluster; keeps the images loaded into it")
+    down.add_argument("--purge", action="store_true", help="remove those images and the state directory too")
+    down.set_defaults(run=_down)
+
+    status = commands.add_parser("status", parents=[shared], help="say whether it is healthy, and where things are")
+    status.set_defaults(run=_status)
+
+    kubeconfig = commands.add_parser("kubeconfig", parents=[shared], help="print the path of the kubeconfig")
+    kubeconfig.set_defaults(run=_kubeconfig)
+
+    logs = commands.add_parser("logs", parents=[shared], help="print the log of a component")
+    logs.add_argument("component", nargs="?", help="kubelet, kube-apiserver, …; without it, the list of them")
+    logs.add_argument("--lines", type=_count, default=200, metavar="N", help="only the last N lines (default: 200)")
+    logs.set_defaults(run=_logs)
+
+    kubectl = commands.add_parser("kubectl", parents=[shared], help="run kubectl against this cluster")
+    kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…")
+    kubectl.set_defaults(run=_kubectl)
+
+    gpus = commands.add_parser("gpus", parents=[shared], help="give the node N fake GPUs (nvidia.com/gpu)")
+    gpus.add_argument("count", type=_count, metavar="N")
+    gpus.set_defaults(run=_gpus)
+    return parser
+
+
+def _up(layout: Layout, options: argparse.Namespace, progress: Progress) -> None:
+    lifecycle.up(layout, options.gpus, progress)
+
+
+def _down(layout: Layout, options: argparse.Namespace, progress: Progress) -> None:
+    lifecycle.down(layout, purge=options.purge, progress=progress)
+
+
+def _status(layout: Layout, _: argparse.Namespace, __: Progress) -> None:
+    trouble = lifecycle.unhealthy(layout)
+    print(f"state       {layout.state}")
+    print(f"health      {'healthy' if trouble is None else f'not usable, because {trouble}'}")
+    print(f"API server  {layout.api_url}")
+    print(f"kubeconfig  {layout.kubeconfig}")
+    print(f"commands    {layout.state / 'bin'} (kubectl, helm)")
+    print(f"logs        {layout.logs}")
+    print(f"addresses   node {layout.node_ip}, host {layout.host_ip}, pods {layout.pods}, services {layout.services}")
+    print(f"processes   {len(namespaces.processes(layout))} in the cgroup {layout.name}")
+    if trouble is not None:
+        sys.exit(1)
+
+
+def _kubeconfig(layout: Layout, _: argparse.Namespace, __: Progress) -> None:
+    print(layout.kubeconfig)
+
+
+def _logs(layout: Layout, options: argparse.Namespace, _: Progress) -> None:
+    known = sorted(path.stem for path in layout.logs.glob("*.log"))
+    if options.component is None:
+        print("\n".join(known))
+        return
+    if options.component not in known:
+        raise ClusterError(f"no log of {options.component!r} in {layout.logs}; there are: {', '.join(known) or 'none'}")
+    lines = (layout.logs / f"{options.component}.log").read_text(errors="replace").splitlines()
+    print("\n".join(lines[-options.lines :]))
+
+
+def _kubectl(layout: Layout, options: argparse.Namespace, _: Progress) -> NoReturn:
+    command = layout.state / "bin" / "kubectl"
+    if not command.exists():
+        raise ClusterError(f"no cluster is running for {layout.state}; start one with `up`")
+    environment = {**os.environ, "KUBECONFIG": str(layout.kubeconfig)}
+    os.execve(command, ["kubectl", *options.arguments], environment)  # noqa: S606 - becoming kubectl is the point
+
+
+def _gpus(layout: Layout, options: argparse.Namespace, _: Progress) -> None:
+    trouble = lifecycle.unhealthy(layout)
+    if trouble is not None:
+        raise ClusterError(f"the cluster is not usable, because {trouble}; run `up` first")
+    lifecycle.set_gpus(layout, options.count)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+if __name__ == "__main__":
+    main()

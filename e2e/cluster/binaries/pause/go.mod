@@ -1,0 +1,3 @@
+module octavo.dev/e2e/cluster/binaries/pause
+
+go 1.25.0
