@@ -1,0 +1,37 @@
+"""Chooses the form of an operation: the plain `reference`, or one made for the device.
+
+The environment variable OCTAVO_KERNELS (reference or cpu) forces a form, for tests and to find a faulty kernel. A
+form that is forced and cannot run there is an error, never another form in silence.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from types import ModuleType
+
+__all__ = ["ENVIRONMENT_VARIABLE", "form"]
+
+ENVIRONMENT_VARIABLE = "OCTAVO_KERNELS"
+
+# Device type to the forms that run there, best first. Each operation has all of them.
+_FORMS = {"cpu": ("cpu", "reference"), "cuda": ("reference",)}
+
+
+@functools.cache
+def form(operation: str, device_type: str) -> ModuleType:
+    """The module that runs `operation` on this type of device; the environment is read once.
+
+    Raises:
+        RuntimeError: OCTAVO_KERNELS names a form that does not exist or does not run on this device.
+    """
+    forms = _FORMS.get(device_type)
+    if forms is None:
+        raise RuntimeError(f"there are no kernels for the device {device_type!r}, only for {', '.join(_FORMS)}")
+    forced = os.environ.get(ENVIRONMENT_VARIABLE)
+    if forced and forced not in forms:
+        raise RuntimeError(
+            f"{ENVIRONMENT_VARIABLE}={forced}, but on {device_type} there are only the forms {', '.join(forms)}"
+        )
+    return importlib.import_module(f"octavo_kernels.{operation}.{forced or forms[0]}")

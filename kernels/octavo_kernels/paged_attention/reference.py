@@ -1,0 +1,39 @@
+"""The truth: one sequence after the other, softmax written out in float32."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_kernels.paged_attention.batch import PagedBatch
+
+__all__ = ["paged_attention", "prepare"]
+
+
+def prepare(batch: PagedBatch, device: torch.device) -> PagedBatch:
+    """Nothing to prepare."""
+    del device
+    return batch
+
+
+def paged_attention(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, prepared: PagedBatch, scale: float
+) -> torch.Tensor:
+    """See octavo_kernels.paged_attention."""
+    out = q.new_empty(q.shape)
+    group = q.shape[1] // k_cache.shape[2]  # query heads per kv head
+    start = 0
+    for query_len, context_len, table in zip(
+        prepared.query_lens, prepared.context_lens, prepared.block_tables, strict=True
+    ):
+        blocks = torch.tensor(table[: -(-context_len // prepared.block_size)], device=q.device)
+        # [context, kv heads, head_dim] -> [context, q heads, head_dim]
+        k = k_cache[blocks].flatten(0, 1)[:context_len].float().repeat_interleave(group, dim=1)
+        v = v_cache[blocks].flatten(0, 1)[:context_len].float().repeat_interleave(group, dim=1)
+        rows = q[start : start + query_len].float()
+        scores = torch.einsum("qhd,khd->hqk", rows, k) * scale
+        position = torch.arange(context_len - query_len, context_len, device=q.device)
+        hidden = torch.arange(context_len, device=q.device)[None, :] > position[:, None]  # [query, context]
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        out[start : start + query_len] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+        start += query_len
+    return out

@@ -1,0 +1,38 @@
+"""Draws the next token of each row of logits. README.md has the order of the filters."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_kernels.dispatch import form
+
+__all__ = ["NOT_FINITE", "sample"]
+
+NOT_FINITE = -1
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
+) -> torch.Tensor:
+    """One token for each row, which depends on nothing but the row.
+
+    Args:
+        logits: [rows, vocabulary].
+        temperature: [rows], float32; 0 is greedy: the largest logit, the first of equals.
+        top_k: [rows], int64; 0 keeps all.
+        top_p: [rows], float32 in (0, 1].
+        min_p: [rows], float32 in [0, 1].
+        uniform: [rows], float64 in [0, 1): what is drawn with; unused by greedy rows.
+
+    Returns:
+        [rows], int64: token ids; NOT_FINITE where a row holds NaN or +inf, or nothing but -inf.
+    """
+    result: torch.Tensor = form("sampling", logits.device.type).sample(
+        logits, temperature, top_k, top_p, min_p, uniform
+    )
+    return result

@@ -1,0 +1,60 @@
+"""The truth: row after row, token after token in order of likelihood."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["MIN_TEMPERATURE", "sample"]
+
+NOT_FINITE = -1
+# Colder is greedy in all but name; the bound keeps the division in float32's range.
+MIN_TEMPERATURE = 1e-5
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
+) -> torch.Tensor:
+    """See octavo_kernels.sampling."""
+    tokens = [
+        _sample_row(row.float(), *(float(x) for x in parameters))
+        for row, *parameters in zip(logits, temperature, top_k, top_p, min_p, uniform, strict=True)
+    ]
+    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+
+
+def _sample_row(
+    row: torch.Tensor, temperature: float, top_k: float, top_p: float, min_p: float, uniform: float
+) -> int:
+    best = float(row.max())
+    if not torch.isfinite(row.max()):
+        return NOT_FINITE
+    if temperature == 0:
+        return int((row == best).nonzero()[0])
+    # Likelihoods relative to the most likely token's.
+    likelihood: list[float] = ((row - best) / max(temperature, MIN_TEMPERATURE)).exp().tolist()
+    order = sorted(range(len(likelihood)), key=lambda token: -likelihood[token])
+    order = [token for token in order if likelihood[token] >= min_p]
+    if 0 < top_k < len(order):
+        order = [token for token in order if likelihood[token] >= likelihood[order[int(top_k) - 1]]]
+    if top_p < 1:
+        wanted = top_p * sum(likelihood[token] for token in order)
+        mass, last = 0.0, 0.0
+        for token in order:
+            if mass >= wanted:
+                break
+            last = likelihood[token]
+            mass += last
+        order = [token for token in order if likelihood[token] >= last]
+    kept = sorted(order)
+    target = uniform * sum(likelihood[token] for token in kept)
+    mass = 0.0
+    for token in kept:
+        mass += likelihood[token]
+        if mass > target:
+            return token
+    return next(token for token in reversed(kept) if likelihood[token] > 0)

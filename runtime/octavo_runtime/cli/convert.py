@@ -1,0 +1,45 @@
+"""`octavo convert`: a GGUF file becomes a directory that Octavo serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+__all__ = ["convert"]
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("out_dir", type=click.Path(path_type=Path))
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float32"]),
+    default="bfloat16",
+    show_default=True,
+    help="Type of the weights written. bfloat16 is what most models are published in; float32 keeps every bit of the "
+    "dequantised values, at twice the size.",
+)
+def convert(file: Path, out_dir: Path, dtype: Literal["bfloat16", "float32"]) -> None:
+    """Convert a GGUF FILE to the directory OUT_DIR: config.json, safetensors weights, tokenizer and chat template.
+
+    Llama, Qwen2 and Qwen3 models, in any quantisation. OUT_DIR must not exist yet, and appears only when it is whole.
+
+    \b
+    Example:
+      octavo convert SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2
+      octavo serve models/smollm2
+    """
+    from octavo_runtime.loading.convert import convert_gguf
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=True) as bar:
+        task = bar.add_task(f"Reading {file.name}", total=None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, description=f"Writing {out_dir.name}", completed=done, total=total)
+
+        convert_gguf(file, out_dir, dtype=dtype, progress=show)
+    click.echo(f"{out_dir} is ready: octavo serve {out_dir}")

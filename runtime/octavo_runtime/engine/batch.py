@@ -1,0 +1,79 @@
+"""A step's plan as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from octavo_kernels.paged_attention import PagedBatch
+
+from octavo_runtime.domain import ScheduledSequence, StepPlan
+
+__all__ = ["Batch", "build_batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the decoder takes.
+
+    Attributes:
+        token_ids: [tokens], int64, sequence after sequence.
+        positions: [tokens], int64.
+        slots: [tokens], int64: where each token's KV goes.
+        paged: Which tokens are whose.
+        sampling: The sequences that sample, in order.
+        sampling_rows: [sampling], int64: the row of each one's last token.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    paged: PagedBatch
+    sampling: tuple[ScheduledSequence, ...]
+    sampling_rows: torch.Tensor
+
+
+def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
+    """Lays a plan's sequences one after the other.
+
+    Args:
+        plan: At least one sequence.
+        block_size: Tokens per block.
+        device: Of the tensors.
+    """
+    # [3, tokens]: token ids, positions, slots, so that one copy brings them to the device
+    table = np.empty((3, plan.num_tokens), dtype=np.int64)
+    rows: list[int] = []
+    end = 0
+    for sequence in plan.sequences:
+        start, end = end, end + len(sequence.token_ids)
+        table[0, start:end] = sequence.token_ids
+        first = sequence.num_computed
+        if end - start == 1:
+            table[1, start] = first
+            table[2, start] = sequence.block_table[first // block_size] * block_size + first % block_size
+        else:
+            positions = np.arange(first, first + end - start)
+            table[1, start:end] = positions
+            blocks = np.asarray(sequence.block_table, dtype=np.int64)
+            table[2, start:end] = blocks[positions // block_size] * block_size + positions % block_size
+        rows.append(end - 1)
+    token_ids, positions_, slots = torch.from_numpy(table).to(device)
+    return Batch(
+        token_ids=token_ids,
+        positions=positions_,
+        slots=slots,
+        paged=PagedBatch(
+            block_size=block_size,
+            query_lens=tuple(len(sequence.token_ids) for sequence in plan.sequences),
+            context_lens=tuple(sequence.num_computed + len(sequence.token_ids) for sequence in plan.sequences),
+            block_tables=tuple(sequence.block_table for sequence in plan.sequences),
+        ),
+        sampling=tuple(sequence for sequence in plan.sequences if sequence.samples),
+        sampling_rows=torch.tensor(
+            [row for row, sequence in zip(rows, plan.sequences, strict=True) if sequence.samples],
+            dtype=torch.int64,
+            device=device,
+        ),
+    )

@@ -1,0 +1,114 @@
+"""The decoder: what a spec describes, with its weights and its KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from octavo_kernels.paged_attention import PagedBatch, prepare
+from octavo_kernels.rms_norm import add_rms_norm, rms_norm
+
+from octavo_runtime.layers.attention import Attention, AttentionStep
+from octavo_runtime.layers.linear import Linear
+from octavo_runtime.layers.mlp import GatedMLP
+from octavo_runtime.layers.rotary import RotaryTable
+from octavo_runtime.loading.spec import DecoderSpec
+from octavo_runtime.models.rope import inverse_frequencies
+
+__all__ = ["Decoder"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm: torch.Tensor  # [hidden]
+    attention: Attention
+    mlp_norm: torch.Tensor  # [hidden]
+    mlp: GatedMLP
+
+
+class Decoder:
+    """A decoder-only transformer over a paged KV cache.
+
+    Args:
+        spec: Its description.
+        parameters: Name to tensor, as `loading.weight_map` names them.
+        kv_cache: [layers, 2, blocks, block size, kv heads, head_dim], keys first.
+        vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
+        max_model_len: Positions that can occur.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        parameters: dict[str, torch.Tensor],
+        *,
+        kv_cache: torch.Tensor,
+        vocab_size: int,
+        max_model_len: int,
+    ) -> None:
+        self._eps = spec.rms_norm_eps
+        self._embedding = parameters["embedding"]  # [vocabulary, hidden]
+        self._norm = parameters["norm"]
+        self._head = Linear(parameters["head"][:vocab_size])
+        self._rotary = RotaryTable(
+            inverse_frequencies(spec.rope, spec.head_dim),
+            attention_factor=spec.rope.attention_factor,
+            length=max_model_len,
+            dtype=self._embedding.dtype,
+            device=self._embedding.device,
+        )
+
+        def linear(name: str) -> Linear:
+            return Linear(parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+
+        self._layers = [
+            _Layer(
+                attention_norm=parameters[f"layers.{number}.attention_norm"],
+                attention=Attention(
+                    qkv=linear(f"layers.{number}.qkv"),
+                    output=linear(f"layers.{number}.output"),
+                    q_norm=parameters.get(f"layers.{number}.q_norm"),
+                    k_norm=parameters.get(f"layers.{number}.k_norm"),
+                    eps=spec.rms_norm_eps,
+                    head_dim=spec.head_dim,
+                    k_cache=kv_cache[number, 0],
+                    v_cache=kv_cache[number, 1],
+                ),
+                mlp_norm=parameters[f"layers.{number}.mlp_norm"],
+                mlp=GatedMLP(linear(f"layers.{number}.gate_up"), linear(f"layers.{number}.down")),
+            )
+            for number in range(spec.num_layers)
+        ]
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        batch: PagedBatch,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Runs one step and writes its KV.
+
+        Args:
+            token_ids: [tokens], int64, sequence after sequence.
+            positions: [tokens], int64.
+            slots: [tokens], int64: where each token's KV goes.
+            batch: Which tokens are whose.
+            logit_rows: [rows], int64: the tokens whose logits are wanted.
+
+        Returns:
+            [rows, vocab_size].
+        """
+        cos, sin = self._rotary.at(positions)
+        step = AttentionStep(cos, sin, slots, prepare(batch, token_ids.device))
+        residual = torch.nn.functional.embedding(token_ids, self._embedding)  # [tokens, hidden]
+        x = rms_norm(residual, self._layers[0].attention_norm, self._eps)
+        for layer, following in zip(self._layers, [*self._layers[1:], None], strict=True):
+            x = layer.attention(x, step)
+            x = layer.mlp(add_rms_norm(x, residual, layer.mlp_norm, self._eps))
+            if following is not None:
+                x = add_rms_norm(x, residual, following.attention_norm, self._eps)
+        # Norm and head are per token: only for the rows that are wanted.
+        x, residual = x.index_select(0, logit_rows), residual.index_select(0, logit_rows)
+        return self._head(add_rms_norm(x, residual, self._norm, self._eps))

@@ -1,0 +1,53 @@
+"""Inverse frequencies of rotary position embedding, with the ways to stretch it beyond the pretraining's length.
+
+Sources: RoFormer (Su et al. 2021); position interpolation, `linear` (Chen et al. 2023); YaRN (Peng et al. 2023);
+`llama3` as published with Llama 3.1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from octavo_runtime.loading.spec import RopeSpec
+
+__all__ = ["inverse_frequencies"]
+
+
+def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
+    """Radians per position of each pair of dimensions: [head_dim / 2], float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    if rope.kind == "yarn":
+        return _yarn(rope, plain, head_dim)
+    return plain
+
+
+def _llama3(rope: RopeSpec, plain: torch.Tensor) -> torch.Tensor:
+    """Short waves stay, long ones are stretched by the factor, those between are blended."""
+    # How often a wave turns over the original length.
+    turns = rope.original_max_position * plain / (2 * math.pi)
+    blend = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    return blend * plain + (1 - blend) * plain / rope.factor
+
+
+def _yarn(rope: RopeSpec, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """As llama3, with a blend that is linear in the dimension's number."""
+
+    def dimension(turns: float) -> float:
+        """The dimension that turns this often over the original length."""
+        return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # a step, without dividing by zero
+    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return (1 - stretched) * plain + stretched * plain / rope.factor
