@@ -1,0 +1,1 @@
+"""What the server process and the engine process say to each other, and the server's end of it."""

@@ -1,0 +1,148 @@
+"""`octavo serve`: the server. Flags keep the spelling that vLLM's users know."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from octavo_runtime.cli.options import AutoInt, Quantity, SectionedCommand, SectionedOption
+from octavo_runtime.errors import BadFlags, ModelNotFound
+
+__all__ = ["serve"]
+
+_model = partial(click.option, cls=SectionedOption, section="Model")
+_memory = partial(click.option, cls=SectionedOption, section="Memory and batching")
+_http = partial(click.option, cls=SectionedOption, section="HTTP")
+_life = partial(click.option, cls=SectionedOption, section="Life of the process")
+
+_DTYPES = ["auto", "float32", "float16", "bfloat16"]
+
+
+@click.command(
+    cls=SectionedCommand,
+    context_settings={"show_default": True, "max_content_width": 110},
+    epilog="Exit codes and metrics: docs/contract.md. Requests, fields and errors: docs/serving.md.",
+)
+@click.argument("model", type=click.Path(path_type=Path))
+@_model(
+    "--served-model-name", metavar="NAME", show_default="the directory's name", help="The model's name in requests."
+)
+@_model(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto takes a GPU if there is one."
+)
+@_model(
+    "--dtype",
+    type=click.Choice(_DTYPES),
+    default="auto",
+    help="Of weights and activations. auto: as stored on a GPU, float32 on a CPU.",
+)
+@_model(
+    "--max-model-len", type=AutoInt(), default="auto", help="Longest prompt plus answer in tokens. auto: what fits."
+)
+@_memory("--kv-cache-dtype", type=click.Choice(_DTYPES), default="auto", help="Of the KV cache. auto: as --dtype.")
+@_memory(
+    "--kv-cache-memory",
+    type=Quantity(),
+    show_default="1Gi on a CPU",
+    help="Memory for the KV cache, such as 4Gi; on a GPU instead of --gpu-memory-utilization.",
+)
+@_memory(
+    "--gpu-memory-utilization",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    help="Share of the GPU's memory for weights and KV cache together.",
+)
+@_memory("--max-num-seqs", type=click.IntRange(min=1), default=64, help="Most requests that run at once.")
+@_memory(
+    "--max-num-batched-tokens",
+    type=click.IntRange(min=1),
+    default=2048,
+    help="Most tokens in one step. Fewer: smoother streams while long prompts come in. More: faster prompts.",
+)
+@_memory("--block-size", type=click.Choice([8, 16, 32]), default=16, help="Tokens in one block of the KV cache.")
+@_memory(
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    default=True,
+    help="Keep the KV of finished requests for others that begin with the same tokens.",
+)
+@_http("--host", default="0.0.0.0", help="Address to listen on.")  # noqa: S104 - a server in a pod is reached from outside
+@_http("--port", type=click.IntRange(0, 65535), default=8000, help="Port to listen on; 0 picks a free one.")
+@_http(
+    "--max-num-queued-reqs",
+    type=click.IntRange(min=0),
+    default=1024,
+    help="Requests that may wait beyond those that run; more are refused with 429.",
+)
+@_http(
+    "--max-connection-age",
+    type=click.FloatRange(min=0),
+    default=60,
+    help="Seconds after which a connection is closed with its next answer, ± 20 %, so that new replicas get their "
+    "share of clients; 0 keeps connections for ever.",
+)
+@_life(
+    "--shutdown-timeout",
+    type=click.FloatRange(min=0),
+    default=120,
+    help="Seconds that running requests get to finish after SIGTERM.",
+)
+@_life(
+    "--step-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120,
+    help="Seconds without a step, while there is work, after which /livez fails. Must be longer than the longest step.",
+)
+@_life(
+    "--termination-log",
+    type=click.Path(path_type=Path),
+    show_default="/dev/termination-log, where it exists",
+    help="File for the JSON message that says why the process failed.",
+)
+@_life(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    help="JSON lines, or plain text on a terminal.",
+)
+@click.pass_context
+def serve(ctx: click.Context, /, model: Path, served_model_name: str | None, log_level: str, **flags: Any) -> None:
+    """Serve MODEL over HTTP with the OpenAI API.
+
+    MODEL is a directory with config.json, safetensors weights and tokenizer.json, as Hugging Face lays it out;
+    `octavo convert` makes one from a GGUF file, `octavo plan` tells what fits before anything is loaded.
+
+    \b
+      octavo serve ./smollm2
+      octavo serve ./smollm2 --max-model-len 2048 --kv-cache-memory 512Mi --port 8001
+    """  # noqa: D301 - click wants a backspace, not its letters
+    del flags["termination_log"]  # read by `run`, which also reports flags that do not parse
+    if not (model / "config.json").is_file():
+        missing = f"no config.json in {model}" if model.is_dir() else f"there is no directory {model}"
+        raise ModelNotFound(
+            missing, hint="Give the directory of a model; `octavo convert FILE.gguf DIR` makes one from a GGUF file."
+        )
+    if flags["max_num_batched_tokens"] < flags["max_num_seqs"]:
+        raise BadFlags(
+            f"--max-num-batched-tokens {flags['max_num_batched_tokens']} is less than --max-num-seqs "
+            f"{flags['max_num_seqs']}: not all of them could get a token in a step",
+            hint="Raise the former or lower the latter.",
+        )
+    import uvloop
+
+    from octavo_runtime.domain import EngineConfig
+    from octavo_runtime.ipc.client import ENGINE_COMMAND
+    from octavo_runtime.logs import set_up_logging
+    from octavo_runtime.server import serve as server
+    from octavo_runtime.server.settings import ServerConfig
+
+    set_up_logging(log_level)
+    http = {
+        name: flags.pop(name)
+        for name in ("host", "port", "max_num_queued_reqs", "max_connection_age", "shutdown_timeout", "step_timeout")
+    }
+    config = ServerConfig(served_model_name=served_model_name or model.resolve().name, **http)
+    engine = EngineConfig(model=str(model), **flags)
+    uvloop.run(server.serve(config, engine, engine_command=ctx.obj or ENGINE_COMMAND))

@@ -1,0 +1,223 @@
+"""The server's end: starts the engine process, hands it requests, and turns its messages into streams of events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from octavo_runtime.domain import EngineConfig, EngineInfo, Event, FinishReason, Request
+from octavo_runtime.errors import EngineDied, StartError
+from octavo_runtime.ipc.messages import Abort, Add, Fatal, FromEngine, FromServer, Launch, Loading, Ready, Step
+
+__all__ = ["ENGINE_COMMAND", "Arrival", "EngineClient"]
+
+ENGINE_COMMAND = (sys.executable, "-m", "octavo_runtime.engine")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An event, and when it came, in seconds on the monotonic clock."""
+
+    event: Event
+    at: float
+
+
+@dataclass(slots=True)
+class EngineClient:
+    """One engine process.
+
+    Args:
+        config: What the engine is started with.
+        command: The engine's program; tests give their own.
+        on_loading: Called for each report of progress while the engine loads.
+        on_step: Called for each step.
+
+    Attributes:
+        info: The engine's limits, once `ready` has returned.
+        failure: Why the engine ended, or None while it lives.
+    """
+
+    config: EngineConfig
+    command: Sequence[str] = ENGINE_COMMAND
+    on_loading: Callable[[Loading], None] = lambda _: None
+    on_step: Callable[[Step], None] = lambda _: None
+    info: EngineInfo | None = None
+    failure: StartError | None = None
+    _open: dict[str, asyncio.Queue[Arrival]] = field(default_factory=dict)
+    _last_heard: float = 0.0
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _encoder: msgspec.msgpack.Encoder = field(default_factory=msgspec.msgpack.Encoder)
+    _cleanup: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    _socket: zmq.asyncio.Socket = field(init=False)
+    _process: Process = field(init=False)
+
+    async def start(self) -> None:
+        """Starts the process; returns at once, while it loads."""
+        # A directory of our own: nobody else can connect.
+        folder = self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="octavo-"))
+        address = f"ipc://{Path(folder) / 'engine'}"
+        context = zmq.asyncio.Context()
+        self._cleanup.callback(context.term)
+        self._socket = context.socket(zmq.PAIR)
+        self._cleanup.callback(self._socket.close, linger=0)
+        self._socket.set_hwm(0)  # the queue of requests is bounded at the door
+        self._socket.bind(address)
+        # A session of its own: Ctrl-C at a terminal is for the server, which drains first.
+        self._process = await asyncio.create_subprocess_exec(*self.command, stdin=PIPE, start_new_session=True)
+        assert self._process.stdin is not None
+        self._process.stdin.write(
+            msgspec.json.encode(Launch(address, self.config, logging.getLevelName(_log.getEffectiveLevel()))) + b"\n"
+        )
+        self._last_heard = time.monotonic()
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+
+    async def ready(self) -> EngineInfo:
+        """Waits until the engine is loaded.
+
+        Raises:
+            StartError: It could not load.
+        """
+        await self._ready.wait()
+        if self.failure is not None:
+            raise self.failure
+        assert self.info is not None
+        return self.info
+
+    async def ended(self) -> StartError:
+        """Waits until the engine has ended by itself; returns why."""
+        await self._ended.wait()
+        assert self.failure is not None
+        return self.failure
+
+    async def stop(self) -> None:
+        """Ends the engine process and frees what belongs to it. Open streams get an error."""
+        self._fail(EngineDied("the server is shutting down"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        await self._cleanup.aclose()
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        return self._process.pid
+
+    @property
+    def num_open(self) -> int:
+        """Requests that the engine has and has not ended."""
+        return len(self._open)
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since the engine last showed a step while it had work; 0 without work.
+
+        Args:
+            now: Seconds on the monotonic clock.
+        """
+        return max(0.0, now - self._last_heard) if self._open else 0.0
+
+    async def stream(self, requests: Sequence[Request]) -> AsyncGenerator[Arrival]:
+        """Hands over requests and yields their events, mixed, without end: the caller leaves when it has enough.
+
+        Closing the generator aborts those of the requests that have not ended. When the engine ends, each gets a last
+        event with an error.
+        """
+        queue: asyncio.Queue[Arrival] = asyncio.Queue()
+        if not self._open:
+            self._last_heard = time.monotonic()  # silence counts from here
+        try:
+            for request in requests:
+                self._open[request.request_id] = queue
+                self._send(Add(request))
+            if self.failure is not None:
+                self._end_all(self.failure)
+            while True:
+                yield await queue.get()
+        finally:
+            for request in requests:
+                self.abort(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request early: no event of it comes any more. Those that ended are ignored."""
+        if self._open.pop(request_id, None) is not None:
+            self._send(Abort(request_id))
+
+    def _send(self, message: FromServer) -> None:
+        if self.failure is None:
+            # Without a high-water mark the frame is queued at once: nothing to wait for.
+            self._socket.send(self._encoder.encode(message))
+
+    async def _read(self) -> None:
+        decoder = msgspec.msgpack.Decoder(FromEngine)
+        while True:
+            message = decoder.decode(await self._socket.recv())
+            self._last_heard = time.monotonic()
+            match message:
+                case Step():
+                    for event in message.events:
+                        self._deliver(event)
+                    self.on_step(message)
+                case Loading():
+                    self.on_loading(message)
+                case Ready():
+                    self.info = message.info
+                    self._ready.set()
+                case Fatal():
+                    self._fail(message.error())
+
+    async def _watch(self) -> None:
+        code = await self._process.wait()
+        if code >= 0:
+            # It may have said why; that message is already on its way.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), timeout=1)
+        self._fail(_died(code))
+
+    def _deliver(self, event: Event) -> None:
+        queue = self._open.get(event.request_id)
+        if queue is None:  # aborted while the step ran
+            return
+        if event.finish_reason is not None:
+            del self._open[event.request_id]
+        queue.put_nowait(Arrival(event, self._last_heard))
+
+    def _fail(self, error: StartError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self._end_all(error)
+            self._ready.set()
+            self._ended.set()
+
+    def _end_all(self, error: StartError) -> None:
+        for request_id in list(self._open):
+            self._deliver(Event(request_id, finish_reason=FinishReason.ERROR, error=error.message))
+
+
+def _died(code: int) -> EngineDied:
+    if code == -signal.SIGKILL:
+        return EngineDied(
+            "the engine process was killed (SIGKILL)",
+            hint="Most often the kernel did it because the memory limit was reached: raise the container's memory, or "
+            "lower --kv-cache-memory or --max-num-batched-tokens.",
+        )
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return EngineDied(f"the engine process {how}", hint="Its last words are on standard error, above.")

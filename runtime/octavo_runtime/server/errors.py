@@ -1,0 +1,83 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from octavo_runtime.errors import InvalidRequest, OctavoError
+
+__all__ = ["Unavailable", "error_body", "error_response", "errors_as_json"]
+
+_log = logging.getLogger(__name__)
+
+
+class Unavailable(OctavoError):
+    """The request is fine, but not now: the client should try again, here or at another replica.
+
+    Attributes:
+        message: Why.
+        code: A stable word for it.
+        status: 429 when this replica is overloaded, else 503.
+        retry_after: Seconds.
+    """
+
+    def __init__(self, message: str, *, code: str, status: int = 503, retry_after: int = 5) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.status = status
+        self.retry_after = retry_after
+
+
+def error_body(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
+    """The JSON object of an error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_response(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> web.Response:
+    """An error as an answer of its own."""
+    if status == web.HTTPTooManyRequests.status_code:
+        kind = "rate_limit_error"
+    elif status >= web.HTTPInternalServerError.status_code:
+        kind = "server_error"
+    else:
+        kind = "invalid_request_error"
+    body = msgspec.json.encode(error_body(message, kind=kind, param=param, code=code))
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Maps whatever a handler raises to an answer."""
+    try:
+        return await handler(request)
+    except InvalidRequest as error:
+        return error_response(error.status, error.message, param=error.param, code=error.code)
+    except Unavailable as error:
+        headers = {"Retry-After": str(error.retry_after)}
+        return error_response(error.status, error.message, code=error.code, headers=headers)
+    except web.HTTPRequestEntityTooLarge:
+        limit = request.client_max_size
+        return error_response(413, f"the body is larger than the {limit} bytes that this server takes")
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"{request.path} takes {allowed}, not {request.method}"
+        return error_response(405, message, headers={"Allow": allowed})
+    except web.HTTPNotFound:
+        return error_response(404, f"there is no {request.path} here", code="unknown_url")
+    except web.HTTPException as error:
+        return error_response(error.status, error.reason)
+    except Exception as error:  # noqa: BLE001 - the last resort of a request
+        _log.exception("%s %s failed", request.method, request.path)
+        return error_response(500, f"a fault of the server: {type(error).__name__}")

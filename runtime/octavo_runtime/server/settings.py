@@ -1,0 +1,32 @@
+"""What the server is started with, beside the engine's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ServerConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """`octavo serve --help` describes each field.
+
+    Attributes:
+        served_model_name: The model's name in requests, answers and metrics.
+        host: Address to listen on.
+        port: Port to listen on; 0 picks a free one.
+        max_num_queued_reqs: Requests beyond those that run; more get 429.
+        max_connection_age: Seconds after which a connection is closed with its next answer; 0 never.
+        shutdown_timeout: Seconds that running requests get to finish after SIGTERM.
+        step_timeout: Seconds without a step, while there is work, after which /livez fails.
+        max_body_bytes: Largest request body; more gets 413.
+    """
+
+    served_model_name: str
+    host: str = "0.0.0.0"  # noqa: S104 - a server in a pod is reached from outside it
+    port: int = 8000
+    max_num_queued_reqs: int = 1024
+    max_connection_age: float = 60.0
+    shutdown_timeout: float = 120.0
+    step_timeout: float = 120.0
+    max_body_bytes: int = 16 << 20
