@@ -1,0 +1,1 @@
+"""The Octavo operator: turns InferenceServices into pods that serve them."""

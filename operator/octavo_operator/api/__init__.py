@@ -1,0 +1,1 @@
+"""The InferenceService: its types, names, labels and conditions."""

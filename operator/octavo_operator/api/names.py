@@ -1,0 +1,74 @@
+"""Names that users, tools and other controllers rely on: kinds, labels, field managers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "CLAIM",
+    "DEPLOYMENT",
+    "INFERENCE_SERVICE",
+    "MANAGED_BY",
+    "MANAGED_SELECTOR",
+    "OPERATOR",
+    "OWNER_LABEL",
+    "POD",
+    "SERVICE",
+    "STATUS_MANAGER",
+    "TEMPLATE_LABEL",
+    "WATCHED",
+    "Key",
+    "Kind",
+    "Manifest",
+    "key_of",
+]
+
+Manifest = dict[str, Any]
+"""A Kubernetes object as plain JSON."""
+
+Key = tuple[str, str]
+"""(namespace, name) of an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object, and where the API serves it."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    @property
+    def group(self) -> str:
+        """The API group; empty for core."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        """The version within the group."""
+        return self.api_version.rpartition("/")[2]
+
+
+INFERENCE_SERVICE = Kind("octavo.dev/v1alpha1", "InferenceService", "inferenceservices")
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
+SERVICE = Kind("v1", "Service", "services")
+POD = Kind("v1", "Pod", "pods")
+CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+
+WATCHED = (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD)
+
+OPERATOR = "octavo-operator"
+"""Field manager of the children, and the value of their managed-by label."""
+STATUS_MANAGER = "octavo-status"
+"""Field manager of the status."""
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_SELECTOR = f"{MANAGED_BY}={OPERATOR}"
+OWNER_LABEL = "octavo.dev/inferenceservice"
+"""On children and pods: the name of their InferenceService. It alone selects the pods."""
+TEMPLATE_LABEL = "octavo.dev/template"
+"""On pods: a digest of the template that they were made from."""
+
+
+def key_of(manifest: Manifest) -> Key:
+    """The (namespace, name) of an object."""
+    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]

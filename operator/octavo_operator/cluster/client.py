@@ -1,0 +1,175 @@
+"""The real cluster: plain JSON over the Kubernetes client's asynchronous transport.
+
+Its typed models are never touched: importing them costs 100 MB and seconds.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Self
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from octavo_operator.api.names import INFERENCE_SERVICE, MANAGED_SELECTOR, Kind, Manifest
+from octavo_operator.cluster.port import Listing
+from octavo_operator.errors import ClusterError, Gone, Rejected, SettingsError, Stale, Unavailable
+
+__all__ = ["Connection", "KubernetesClient"]
+
+PAGE = 500
+"""Objects per page of a list: a page is parsed in one go, and blocks everything else for some 50 ms."""
+
+TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
+CONNECTIONS = 64
+
+KINDS_BY_NAME = {INFERENCE_SERVICE.kind: INFERENCE_SERVICE.plural, "Deployment": "deployments", "Service": "services"}
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where the API server is and who we are, for clients other than this one."""
+
+    server: str
+    verify: bool
+    ca_path: str | None
+    certificate_path: str | None
+    key_path: str | None
+    authorization: str | None
+
+
+class KubernetesClient:
+    """A ClusterPort on a real API server. Close it when done."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        configuration.connection_pool_maxsize = CONNECTIONS
+        # Without this each call reads ~/.netrc and the proxy variables again: half a millisecond of CPU.
+        configuration.client_session_kwargs = {"trust_env": False}
+        self._configuration = configuration
+        self._api = ApiClient(configuration)
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None) -> Self:
+        """Reads the credentials: of the kubeconfig when one is given, else of the pod's service account.
+
+        Raises:
+            SettingsError: neither can be used.
+        """
+        configuration = Configuration()
+        try:
+            if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call] # theirs
+            else:
+                await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call] # theirs
+        except (config.ConfigException, OSError) as error:
+            raise SettingsError(
+                f"no way to the cluster: {error}; name a kubeconfig with --kubeconfig, or run in a pod with a service account"
+            ) from error
+        return cls(configuration)
+
+    async def connection(self) -> Connection:
+        """The credentials as they are now; the token of a service account changes with time."""
+        configuration = self._configuration
+        authorization = (await configuration.auth_settings()).get("BearerToken", {}).get("value")
+        return Connection(
+            server=configuration.host,
+            verify=configuration.verify_ssl,
+            ca_path=configuration.ssl_ca_cert,
+            certificate_path=configuration.cert_file,
+            key_path=configuration.key_file,
+            authorization=authorization,
+        )
+
+    async def close(self) -> None:
+        """Ends the open connections."""
+        await self._api.close()  # type: ignore[no-untyped-call] # theirs
+
+    async def list_all(self, kind: Kind, namespace: str | None) -> Listing:
+        """See ClusterPort."""
+        query = [("limit", str(PAGE))]
+        if kind != INFERENCE_SERVICE:
+            query.append(("labelSelector", MANAGED_SELECTOR))
+        items: list[Manifest] = []
+        page: list[tuple[str, str]] = []
+        while True:
+            answer = await self._call("GET", _path(kind, namespace), query=query + page)
+            items += answer["items"]
+            token = answer["metadata"].get("continue")
+            if not token:
+                return Listing(tuple(items), int(answer["metadata"]["resourceVersion"]))
+            page = [("continue", token)]
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
+        """See ClusterPort."""
+        try:
+            return await self._call("GET", _path(kind, namespace, name))
+        except Gone:
+            return None
+
+    async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
+        """See ClusterPort."""
+        return await self._apply(manifest, manager, "")
+
+    async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
+        """See ClusterPort."""
+        return await self._apply(manifest, manager, "/status")
+
+    async def _apply(self, manifest: Manifest, manager: str, subresource: str) -> Manifest:
+        kind = Kind(manifest["apiVersion"], manifest["kind"], KINDS_BY_NAME[manifest["kind"]])
+        metadata = manifest["metadata"]
+        path = _path(kind, metadata["namespace"], metadata["name"]) + subresource
+        query = [("fieldManager", manager), ("force", "true")]
+        return await self._call("PATCH", path, query=query, body=manifest)
+
+    async def _call(
+        self, method: str, path: str, *, query: list[tuple[str, str]] | None = None, body: Manifest | None = None
+    ) -> Manifest:
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/apply-patch+yaml"
+        request = await self._api.param_serialize(
+            method, path, query_params=query, header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        what = f"{method} {path}"
+        try:
+            response = await self._api.call_api(*request, _request_timeout=TIMEOUT)
+            content = await response.read()  # type: ignore[no-untyped-call] # theirs
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Unavailable(f"{what}: {str(error) or type(error).__name__}") from error
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            answer = {"message": content[:200].decode(errors="replace")}
+        if response.status >= 400 or not isinstance(answer, dict):
+            raise _error(what, response.status, answer if isinstance(answer, dict) else {})
+        return answer
+
+
+def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
+    root = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
+    scope = f"/namespaces/{namespace}" if namespace is not None else ""
+    return f"{root}{scope}/{kind.plural}" + (f"/{name}" if name else "")
+
+
+def _error(what: str, status: int, answer: dict[str, Any]) -> ClusterError:
+    """The error for an answer of the API server."""
+    message = str(answer.get("message", "")).strip() or f"HTTP {status}"
+    causes = (answer.get("details") or {}).get("causes") or ()
+    match status:
+        case 403 if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+            return Gone(message)
+        case 404:
+            return Gone(message)
+        case 409 | 410:  # 410: the next page of a list that took too long
+            return Stale(message)
+        case 401 | 408 | 429:
+            # 401: the token was rotated, or the API server has only just started.
+            return Unavailable(f"{what}: {message}")
+        case 500 if "failed to create typed patch object" in message:
+            # Server-side apply answers 500 to a field that the schema does not know.
+            return Rejected(message, status=status)
+        case _ if status >= 500:
+            return Unavailable(f"{what}: {message}")
+        case _:
+            return Rejected(message, status=status)

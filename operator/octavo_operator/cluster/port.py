@@ -1,0 +1,47 @@
+"""What the operator asks of a cluster."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo_operator.api.names import Kind, Manifest
+
+__all__ = ["ClusterPort", "Listing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A complete list.
+
+    Attributes:
+        items: the objects.
+        version: the resourceVersion at which the list is complete.
+    """
+
+    items: tuple[Manifest, ...]
+    version: int
+
+
+class ClusterPort(Protocol):
+    """Reading and applying objects. Every method raises a ClusterError."""
+
+    async def list_all(self, kind: Kind, namespace: str | None) -> Listing:
+        """All InferenceServices, or all labelled objects of another kind; in one namespace, or in all (None)."""
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
+        """One object, or None when there is none."""
+
+    async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
+        """Server-side apply, taking over fields that other managers own.
+
+        A `metadata.uid` in the manifest is a precondition: Stale is raised when the object is another one by now.
+
+        Returns:
+            The object as it is now.
+        """
+
+    async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
+        """Server-side apply of an InferenceService's status; what the manager wrote before and leaves out goes.
+
+        Returns:
+            The object as it is now.
+        """

@@ -1,0 +1,234 @@
+"""What should exist for an InferenceService: one Deployment and one Service.
+
+The result depends on the object and the operator's settings alone, and the same input gives the same bytes: order of
+keys and arguments is fixed, so that nothing is rolled out twice. Values are written as the API server would write
+them where it is easy; where a user's value may be rewritten (quantities), plan.py copes.
+"""
+
+from typing import Any
+
+from octavo_operator.api.names import (
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    MANAGED_BY,
+    OPERATOR,
+    OWNER_LABEL,
+    SERVICE,
+    TEMPLATE_LABEL,
+    Kind,
+    Manifest,
+)
+from octavo_operator.api.service import InferenceService
+from octavo_operator.core.digest import digest
+
+__all__ = ["PORT", "desired_children", "is_gpu", "serve_arguments", "service_url"]
+
+PORT = 8000
+"""The port that the server listens on inside its pod."""
+
+PRE_STOP_SECONDS = 5
+"""How long a pod that is being deleted goes on admitting requests, so that routes can change."""
+
+STOP_MARGIN_SECONDS = 15
+"""Grace beyond drainSeconds: the pre-stop sleep, and the exit of both processes."""
+
+START_SECONDS = 1800
+"""How long a model may take to load before the kubelet gives the container up."""
+
+START_PERIOD_SECONDS = 2
+USER = 65532
+
+GPU_PREFIXES = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/")
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether a resource name is a GPU or a slice of one."""
+    return resource.startswith(GPU_PREFIXES)
+
+
+def desired_children(service: InferenceService, *, runtime_image: str) -> tuple[Manifest, ...]:
+    """The children of one InferenceService, ready to be applied, in the order of applying.
+
+    Args:
+        service: the object.
+        runtime_image: image of the runtime where the object names none.
+    """
+    return _service(service), _deployment(service, runtime_image)
+
+
+def service_url(service: InferenceService) -> str:
+    """The address of the Service inside the cluster, whatever the cluster's domain is."""
+    port = service.spec.service.port
+    return f"http://{service.name}.{service.namespace}.svc" + ("" if port == 80 else f":{port}")
+
+
+def serve_arguments(service: InferenceService) -> list[str]:
+    """The arguments of `octavo`: docs/contract.md has the table that they follow."""
+    runtime = service.spec.runtime
+    device = runtime.device
+    if device in {None, "auto"} and _has_gpu(service):
+        # Whoever asks for a GPU shall learn that it is unusable, not wait for a CPU.
+        device = "cuda"
+    flags: dict[str, object] = {
+        "served-model-name": service.served_name,
+        "device": device,
+        "dtype": runtime.dtype,
+        "kv-cache-dtype": runtime.kv_cache_dtype,
+        "max-model-len": runtime.max_model_len,
+        "max-num-seqs": runtime.max_num_seqs,
+        "max-num-batched-tokens": runtime.max_num_batched_tokens,
+        "block-size": runtime.block_size,
+        "gpu-memory-utilization": runtime.gpu_memory_utilization,
+        "kv-cache-memory": runtime.kv_cache_memory,
+        "port": PORT,
+        "shutdown-timeout": service.spec.rollout.drain_seconds,
+    }
+    arguments = ["serve", service.model_path]
+    arguments += [f"--{flag}={value}" for flag, value in flags.items() if value is not None]
+    if runtime.enable_prefix_caching is not None:
+        arguments.append("--enable-prefix-caching" if runtime.enable_prefix_caching else "--no-enable-prefix-caching")
+    return arguments + list(runtime.extra_args)
+
+
+def _has_gpu(service: InferenceService) -> bool:
+    return any(is_gpu(name) and str(count) != "0" for name, count in service.spec.resources.limits.items())
+
+
+def _metadata(service: InferenceService, kind: Kind, annotations: dict[str, str] | None = None) -> Manifest:
+    metadata: Manifest = {
+        "name": service.name,
+        "namespace": service.namespace,
+        "labels": _labels(service),
+        "ownerReferences": [
+            {
+                "apiVersion": INFERENCE_SERVICE.api_version,
+                "kind": INFERENCE_SERVICE.kind,
+                "name": service.name,
+                "uid": service.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+    if annotations:
+        metadata["annotations"] = dict(annotations)
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+
+
+def _labels(service: InferenceService) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "octavo", MANAGED_BY: OPERATOR, OWNER_LABEL: service.name}
+
+
+def _service(service: InferenceService) -> Manifest:
+    wanted = service.spec.service
+    return _metadata(service, SERVICE, wanted.annotations) | {
+        "spec": {
+            "type": wanted.type,
+            "selector": {OWNER_LABEL: service.name},
+            "ports": [{"name": "http", "port": wanted.port, "protocol": "TCP", "targetPort": "http"}],
+        },
+    }
+
+
+def _deployment(service: InferenceService, runtime_image: str) -> Manifest:
+    rollout = service.spec.rollout
+    strategy: dict[str, Any] = {"type": rollout.type}
+    if rollout.type == "RollingUpdate":
+        strategy["rollingUpdate"] = {
+            "maxSurge": 1 if rollout.max_surge is None else rollout.max_surge,
+            "maxUnavailable": 0 if rollout.max_unavailable is None else rollout.max_unavailable,
+        }
+    return _metadata(service, DEPLOYMENT) | {
+        "spec": {
+            "replicas": service.spec.replicas,
+            "selector": {"matchLabels": {OWNER_LABEL: service.name}},
+            "strategy": strategy,
+            "progressDeadlineSeconds": START_SECONDS + 300,
+            "revisionHistoryLimit": 3,
+            "template": _pod_template(service, runtime_image),
+        },
+    }
+
+
+def _pod_template(service: InferenceService, runtime_image: str) -> Manifest:
+    extra = service.spec.pod_template
+    metadata: Manifest = {"labels": extra.metadata.labels | _labels(service)}
+    if extra.metadata.annotations:
+        metadata["annotations"] = dict(extra.metadata.annotations)
+    passed_on = extra.spec.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude={"security_context", "volumes"}
+    )
+    spec = passed_on | {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+            **(extra.spec.security_context or {}),
+        },
+        "terminationGracePeriodSeconds": service.spec.rollout.drain_seconds + STOP_MARGIN_SECONDS,
+        "containers": [_server(service, runtime_image)],
+        "volumes": _volumes(service),
+    }
+    template = {"metadata": metadata, "spec": spec}
+    metadata["labels"][TEMPLATE_LABEL] = digest(template)
+    return template
+
+
+def _volumes(service: InferenceService) -> list[Manifest]:
+    volumes: list[Manifest] = []
+    if service.claim:
+        volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": service.claim, "readOnly": True}})
+    volumes.append({"name": "tmp", "emptyDir": {}})
+    # Ranks and the data loaders of torch exchange tensors in /dev/shm, which is 64 MiB without this.
+    volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+    return volumes + [dict(volume) for volume in service.spec.pod_template.spec.volumes or ()]
+
+
+def _server(service: InferenceService, runtime_image: str) -> Manifest:
+    runtime = service.spec.runtime
+    mounts: list[Manifest] = []
+    if service.claim:
+        mounts.append({"name": "model", "mountPath": f"/models/{service.claim}", "readOnly": True})
+    mounts += [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 the pod's own emptyDir
+    mounts += [dict(mount) for mount in runtime.volume_mounts]
+    env = [dict(variable) for variable in runtime.env]
+    if not any(variable["name"] == "HOME" for variable in env):
+        # The user has no entry in /etc/passwd and the root file system is read-only: caches need a home.
+        env.append({"name": "HOME", "value": "/tmp"})  # noqa: S108 the pod's own emptyDir
+    container: Manifest = {
+        "name": "server",
+        "image": runtime.image or runtime_image,
+        "command": ["octavo"],
+        "args": serve_arguments(service),
+        "env": env,
+        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
+        # A model loads for as long as it takes; only then do the other probes count. A busy server answers late, so
+        # both are patient: overload must not take a pod out of the Service, let alone restart it.
+        "startupProbe": _probe("/readyz", START_PERIOD_SECONDS, START_SECONDS // START_PERIOD_SECONDS),
+        "readinessProbe": _probe("/readyz", 2, 3),
+        "livenessProbe": _probe("/livez", 10, 6),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+    resources = service.spec.resources.model_dump(mode="json", exclude_defaults=True)
+    if resources:
+        container["resources"] = resources
+    return container
+
+
+def _probe(path: str, period: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }

@@ -1,0 +1,99 @@
+"""Which children must be written: desired against observed, without endless writes.
+
+The API server rewrites some of what is applied (`1000m` becomes `1`) and adds defaults, so that desired and observed
+can never be compared as they are. Server-side apply itself knows the answer but costs a request. Therefore the
+operator remembers, per child, two digests from its last apply: of what it sent, and of what the server made of the
+fields that were sent. A child is written again when
+
+- the desired manifest is another one than was sent, or
+- one of the fields that were sent now reads otherwise than the server answered (drift), or
+- nothing is remembered: the operator has just started. An apply that changes nothing is not even a new
+  resourceVersion for the server.
+
+Fields that other managers add, and the status, are not looked at, so that they cause no writes.
+
+Invariant: applying a plan and remembering the answers makes the next plan empty (tests/operator_tests/test_plan.py).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_operator.api.names import DEPLOYMENT, SERVICE, Kind, Manifest
+from octavo_operator.core.digest import digest
+from octavo_operator.core.observed import Observed
+
+__all__ = ["Applied", "Plan", "is_owned_by", "kind_of", "plan", "remember"]
+
+CHILD_KINDS = {(kind.api_version, kind.kind): kind for kind in (DEPLOYMENT, SERVICE)}
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Digests of one apply: of the manifest sent, and of the same fields in the server's answer."""
+
+    sent: str
+    answered: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do, in order.
+
+    Attributes:
+        create: children that were not observed. Whether the name is free must be looked up first: an object that is
+            not ours is never applied over.
+        apply: children that exist, are ours, and differ.
+        taken: children whose name an object of someone else bears.
+    """
+
+    create: tuple[Manifest, ...] = ()
+    apply: tuple[Manifest, ...] = ()
+    taken: tuple[Manifest, ...] = ()
+
+
+def plan(desired: Iterable[Manifest], observed: Observed, applied: Mapping[Kind, Applied]) -> Plan:
+    """Compares the desired children with the observed ones.
+
+    Args:
+        desired: manifests from desired_children.
+        observed: what exists.
+        applied: what is remembered of the last apply of each kind.
+    """
+    uid = observed.service["metadata"]["uid"]
+    create, apply, taken = [], [], []
+    for manifest in desired:
+        kind = kind_of(manifest)
+        child = observed.children.get(kind)
+        if child is None:
+            create.append(manifest)
+        elif not is_owned_by(child, uid):
+            taken.append(manifest)
+        elif applied.get(kind) != remember(manifest, child):
+            apply.append(manifest)
+    return Plan(tuple(create), tuple(apply), tuple(taken))
+
+
+def remember(sent: Manifest, answer: Manifest) -> Applied:
+    """What to keep of an apply, or of an observed child in order to compare it."""
+    return Applied(digest(sent), digest(_same_fields(answer, sent)))
+
+
+def kind_of(manifest: Manifest) -> Kind:
+    """The kind of a child."""
+    return CHILD_KINDS[manifest["apiVersion"], manifest["kind"]]
+
+
+def is_owned_by(child: Manifest, uid: str) -> bool:
+    """Whether the child's controller is the object with this uid."""
+    owners = child["metadata"].get("ownerReferences", ())
+    return any(owner.get("controller") and owner["uid"] == uid for owner in owners)
+
+
+def _same_fields(answer: Any, sent: Any) -> Any:
+    """The part of `answer` that lies where `sent` has something; lists of another length are taken whole."""
+    if isinstance(answer, dict) and isinstance(sent, dict):
+        return {name: _same_fields(answer[name], value) for name, value in sent.items() if name in answer}
+    if isinstance(answer, list) and isinstance(sent, list) and len(answer) == len(sent):
+        return [_same_fields(one, other) for one, other in zip(answer, sent, strict=True)]
+    return answer

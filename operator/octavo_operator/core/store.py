@@ -1,0 +1,145 @@
+"""What the watches and lists have told so far, and which InferenceServices each piece of news concerns.
+
+Three sources write here: watch events, the operator's own lists, and the answers to its own writes (so that it reads
+what it wrote). They may arrive in any order; the resourceVersion decides which is newer. A deletion leaves a
+tombstone until the next list, so that a late answer does not bring the object back.
+
+A watch that lost its place (410 Gone) never reports what vanished meanwhile. `replace` drops whatever a complete list
+does not hold.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from octavo_operator.api.names import (
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    OWNER_LABEL,
+    POD,
+    SERVICE,
+    WATCHED,
+    Key,
+    Kind,
+    Manifest,
+    key_of,
+)
+from octavo_operator.core.observed import Observed
+
+__all__ = ["Store"]
+
+
+class Store:
+    """Objects by kind and key."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Kind, dict[Key, Manifest]] = {kind: {} for kind in WATCHED}
+        self._tombstones: dict[Kind, dict[Key, int]] = {kind: {} for kind in WATCHED}
+        self._pods: defaultdict[Key, set[Key]] = defaultdict(set)
+
+    def upsert(self, kind: Kind, manifest: Manifest) -> set[Key]:
+        """Takes in an object.
+
+        Returns:
+            The InferenceServices to look at; none when this is no news.
+        """
+        key, version = key_of(manifest), _version(manifest)
+        known = self._objects[kind].get(key)
+        if version <= max(_version(known) if known else 0, self._tombstones[kind].get(key, 0)):
+            return set()
+        owners = self._drop(kind, key) if known else set()  # a pod's label may name another owner now
+        owner = _owner(kind, manifest)
+        if owner is not None:
+            self._objects[kind][key] = _trimmed(kind, manifest)
+            owners.add(owner)
+            if kind is POD:
+                self._pods[owner].add(key)
+        return owners
+
+    def delete(self, kind: Kind, manifest: Manifest) -> set[Key]:
+        """Forgets an object, unless a newer one has taken its place.
+
+        Args:
+            kind: its kind.
+            manifest: its last state, with the resourceVersion of the deletion.
+
+        Returns:
+            The InferenceServices to look at; none when the object was not known.
+        """
+        key, version = key_of(manifest), _version(manifest)
+        self._tombstones[kind][key] = max(version, self._tombstones[kind].get(key, 0))
+        known = self._objects[kind].get(key)
+        if known is None or _version(known) > version:
+            return set()
+        return self._drop(kind, key)
+
+    def replace(self, kind: Kind, namespace: str | None, manifests: Iterable[Manifest], version: int) -> set[Key]:
+        """Makes the store equal to a complete list.
+
+        Args:
+            kind: the kind that was listed.
+            namespace: the namespace that was listed; None for all.
+            manifests: the list's items.
+            version: the list's resourceVersion; objects that are newer stay.
+
+        Returns:
+            The InferenceServices to look at.
+        """
+        owners: set[Key] = set()
+        listed = set()
+        for manifest in manifests:
+            listed.add(key_of(manifest))
+            owners |= self.upsert(kind, manifest)
+        for key, known in list(self._objects[kind].items()):
+            if key not in listed and namespace in {None, key[0]} and _version(known) <= version:
+                owners |= self._drop(kind, key)
+        graves = self._tombstones[kind]
+        self._tombstones[kind] = {key: died for key, died in graves.items() if died > version}
+        return owners
+
+    def observe(self, key: Key) -> Observed | None:
+        """Everything about one InferenceService; None when it does not exist."""
+        service = self._objects[INFERENCE_SERVICE].get(key)
+        if service is None:
+            return None
+        children = {kind: self._objects[kind][key] for kind in (DEPLOYMENT, SERVICE) if key in self._objects[kind]}
+        pods = sorted((self._objects[POD][pod] for pod in self._pods.get(key, ())), key=key_of)
+        return Observed(service, children, tuple(pods))
+
+    def get(self, kind: Kind, key: Key) -> Manifest | None:
+        """One object, or None."""
+        return self._objects[kind].get(key)
+
+    def count(self, kind: Kind) -> int:
+        """How many objects of a kind are known."""
+        return len(self._objects[kind])
+
+    def _drop(self, kind: Kind, key: Key) -> set[Key]:
+        owner = _owner(kind, self._objects[kind].pop(key))
+        if owner is None:
+            return set()
+        if kind is POD:
+            self._pods[owner].discard(key)
+            if not self._pods[owner]:
+                del self._pods[owner]
+        return {owner}
+
+
+def _version(manifest: Manifest) -> int:
+    return int(manifest["metadata"]["resourceVersion"])
+
+
+def _owner(kind: Kind, manifest: Manifest) -> Key | None:
+    """The InferenceService that an object concerns."""
+    namespace, name = key_of(manifest)
+    if kind is not POD:
+        # Children bear the name of their owner, so that one which lost its label still finds it.
+        return namespace, name
+    owner = manifest["metadata"].get("labels", {}).get(OWNER_LABEL)
+    return (namespace, owner) if owner else None
+
+
+def _trimmed(kind: Kind, manifest: Manifest) -> Manifest:
+    """The object without what nobody reads: managedFields are half of its size."""
+    metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
+    kept = {"metadata": metadata, "status": manifest.get("status", {})} if kind is POD else manifest
+    return {**kept, "metadata": metadata}

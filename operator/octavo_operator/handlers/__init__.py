@@ -1,0 +1,1 @@
+"""The running operator: kopf's watches, the workers, the complete lists, the HTTP server."""

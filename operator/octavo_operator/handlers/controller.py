@@ -1,0 +1,201 @@
+"""News in, looks out: the store, the work queue, the workers and the complete lists, on one event loop.
+
+Every source of news ends in `queue.add(key)`; a worker then looks at the whole InferenceService. Nothing depends on
+which event came or whether one was missed: a complete list from time to time brings what the watches lost.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+
+from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, SERVICE, WATCHED, Key, Kind, Manifest, key_of
+from octavo_operator.cluster.port import ClusterPort
+from octavo_operator.core.queue import WorkQueue
+from octavo_operator.core.store import Store
+from octavo_operator.errors import ClusterError, Gone, OperatorError, Stale, Unavailable
+from octavo_operator.metrics import Metrics
+from octavo_operator.reconcile import Outcome
+
+__all__ = ["Controller"]
+
+logger = logging.getLogger(__name__)
+
+OUTAGE_SECONDS = 2.0
+"""How soon a look is repeated that found no API server: it shall heal at once when the server is back."""
+
+LIST_RETRY_SECONDS = 2.0
+STUCK_SECONDS = 300.0
+"""A look that takes longer than this is not alive: each of its few requests ends after 30 s."""
+
+
+class Controller:
+    """Feeds the workers.
+
+    Args:
+        port: the cluster, for the complete lists.
+        store: what is known.
+        look: the reconciler's look at one key.
+        metrics: counters.
+        namespaces: the namespaces to list; none means all.
+        workers: how many looks run at once.
+        resync_seconds: time between complete lists.
+    """
+
+    def __init__(
+        self,
+        port: ClusterPort,
+        store: Store,
+        look: Callable[[Key], Awaitable[Outcome]],
+        metrics: Metrics,
+        *,
+        namespaces: tuple[str, ...] = (),
+        workers: int = 4,
+        resync_seconds: float = 300.0,
+    ) -> None:
+        self._port = port
+        self._store = store
+        self._look = look
+        self._metrics = metrics
+        self._scopes: tuple[str | None, ...] = namespaces or (None,)
+        self._workers = workers
+        self._resync_seconds = resync_seconds
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._wake = asyncio.Event()
+        self._listed = asyncio.Event()
+        self._relist = asyncio.Event()
+        self._started: dict[Key, float] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the first complete list is in, so that looks see everything."""
+        return self._listed.is_set()
+
+    def stuck_looks(self) -> list[Key]:
+        """The keys whose look hangs."""
+        now = time.monotonic()
+        return [key for key, started in self._started.items() if now - started > STUCK_SECONDS]
+
+    def on_event(self, kind: Kind, event_type: str | None, manifest: Manifest) -> None:
+        """Takes in a watch event.
+
+        Args:
+            kind: the object's kind.
+            event_type: ADDED, MODIFIED or DELETED; None for an object in a list that kopf made.
+            manifest: the object.
+        """
+        self._metrics.watch_events.labels(kind.kind).inc()
+        known = self._store.get(kind, key_of(manifest))
+        if event_type == "DELETED":
+            # A child that is gone is an outage; a whole object that is gone can wait.
+            self._add(self._store.delete(kind, manifest), urgent=kind in {DEPLOYMENT, SERVICE})
+            return
+        owners = self._store.upsert(kind, manifest)
+        edited = kind is INFERENCE_SERVICE and known is not None and _generation(known) != _generation(manifest)
+        self._add(owners, urgent=edited)
+        if event_type is None and owners and self.is_ready:
+            # kopf listed again, so its watch had lost its place: what vanished meanwhile it does not say.
+            self._relist.set()
+
+    async def run(self) -> None:
+        """Lists, then works, until cancelled.
+
+        Raises:
+            Gone: the CRD is not installed.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._list_forever(), name="complete lists")
+            for number in range(self._workers):
+                tasks.create_task(self._work(), name=f"worker {number}")
+
+    def _add(self, keys: Iterable[Key], *, urgent: bool = False) -> None:
+        for key in keys:
+            self._queue.add(key, urgent=urgent)
+        self._wake.set()
+
+    async def _list_forever(self) -> None:
+        while True:
+            try:
+                for scope in self._scopes:
+                    for kind in WATCHED:
+                        listing = await self._port.list_all(kind, scope)
+                        self._add(self._store.replace(kind, scope, listing.items, listing.version))
+            except Gone:
+                raise
+            except ClusterError as error:
+                logger.warning("cannot list: %s", error)
+                await asyncio.sleep(LIST_RETRY_SECONDS)
+                continue
+            self._metrics.last_list.set_to_current_time()
+            for kind in WATCHED:
+                self._metrics.objects.labels(kind.kind).set(self._store.count(kind))
+            if not self.is_ready:
+                logger.info("known: %s", {kind.kind: self._store.count(kind) for kind in WATCHED})
+                self._listed.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._resync_seconds):
+                    await self._relist.wait()
+            self._relist.clear()
+
+    async def _work(self) -> None:
+        await self._listed.wait()
+        while True:
+            key = self._queue.take(time.monotonic())
+            self._metrics.queue_depth.set(len(self._queue))
+            if key is None:
+                await self._sleep()
+                continue
+            self._started[key] = time.monotonic()
+            try:
+                await self._look_at(key)
+            finally:
+                self._metrics.reconcile_seconds.observe(time.monotonic() - self._started.pop(key))
+                self._queue.done(key)
+
+    async def _sleep(self) -> None:
+        """Waits for news, or for the next key that is due."""
+        due = self._queue.next_due()
+        self._wake.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
+                await self._wake.wait()
+
+    async def _look_at(self, key: Key) -> None:
+        name = "/".join(key)
+        try:
+            outcome = await self._look(key)
+        except (Unavailable, Stale) as error:
+            logger.warning("%s: %s; looking again", name, error)
+            self._look_again(key, OUTAGE_SECONDS, "failed")
+        except OperatorError as error:
+            logger.error("%s: %s", name, error)  # noqa: TRY400 the message is all that helps
+            self._back_off(key)
+        except Exception:
+            # A fault of ours in one object must not stop the others.
+            logger.exception("%s: a look failed", name)
+            self._back_off(key)
+        else:
+            if outcome.failed:
+                self._back_off(key)
+                return
+            self._queue.succeed(key)
+            if outcome.look_again_after is None:
+                self._metrics.reconciles.labels("done").inc()
+            else:
+                self._look_again(key, outcome.look_again_after, "waiting")
+
+    def _look_again(self, key: Key, delay: float, outcome: str) -> None:
+        self._metrics.reconciles.labels(outcome).inc()
+        self._queue.add_at(key, time.monotonic() + delay * (1 + random.random() / 4))  # noqa: S311 spreads the load
+        self._wake.set()
+
+    def _back_off(self, key: Key) -> None:
+        self._metrics.reconciles.labels("failed").inc()
+        self._queue.retry(key, time.monotonic(), jitter=random.random())  # noqa: S311 spreads the load
+        self._wake.set()
+
+
+def _generation(manifest: Manifest) -> object:
+    return manifest["metadata"].get("generation")

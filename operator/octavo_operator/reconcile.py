@@ -1,0 +1,179 @@
+"""Looking at one InferenceService: observe → desired → plan → apply → status."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from octavo_operator.api.conditions import Reason
+from octavo_operator.api.names import (
+    CLAIM,
+    INFERENCE_SERVICE,
+    OPERATOR,
+    STATUS_MANAGER,
+    Key,
+    Kind,
+    Manifest,
+)
+from octavo_operator.api.service import InferenceService
+from octavo_operator.cluster.port import ClusterPort
+from octavo_operator.core.desired import desired_children
+from octavo_operator.core.observed import ClaimPhase, Observed
+from octavo_operator.core.plan import Applied, is_owned_by, kind_of, plan, remember
+from octavo_operator.core.pods import Cause
+from octavo_operator.core.status import desired_status, invalid_status, is_written
+from octavo_operator.core.store import Store
+from octavo_operator.errors import Gone, Rejected, SpecInvalid
+from octavo_operator.metrics import Metrics
+
+__all__ = ["Outcome", "Reconciler"]
+
+logger = logging.getLogger(__name__)
+
+CLAIM_FRESH_SECONDS = 60.0
+"""How long a bound claim is taken to be bound."""
+
+CLAIM_POLL_SECONDS = 2.0
+"""How often a claim that is missing or unbound is read again: claims are not watched, it would show all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What follows from a look.
+
+    Attributes:
+        failed: whether something was refused; look again after a backoff.
+        look_again_after: seconds after which to look again all the same, or None.
+    """
+
+    failed: bool = False
+    look_again_after: float | None = None
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered about one InferenceService between looks."""
+
+    applied: dict[Kind, Applied] = field(default_factory=dict)
+    claim: tuple[str, ClaimPhase, float] | None = None
+
+
+class Reconciler:
+    """Makes the cluster follow one InferenceService at a time. At most one look at a key may run."""
+
+    def __init__(
+        self,
+        port: ClusterPort,
+        store: Store,
+        metrics: Metrics,
+        *,
+        runtime_image: str,
+        now: Callable[[], datetime],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._port = port
+        self._store = store
+        self._metrics = metrics
+        self._runtime_image = runtime_image
+        self._now = now
+        self._monotonic = monotonic
+        self._memories: dict[Key, _Memory] = {}
+
+    async def reconcile(self, key: Key) -> Outcome:
+        """Looks at one InferenceService and does what is missing.
+
+        Raises:
+            Unavailable: the API server did not answer; look again.
+            Stale: an object changed meanwhile; look again.
+        """
+        observed = self._store.observe(key)
+        if observed is None or "deletionTimestamp" in observed.service["metadata"]:
+            # The garbage collector removes the children by their ownerReferences.
+            self._memories.pop(key, None)
+            return Outcome()
+        try:
+            return await self._follow(key, observed, self._memories.setdefault(key, _Memory()))
+        except Gone:
+            # Deleted under us, or its namespace is terminating: the watch will tell, if it has not yet.
+            return Outcome()
+
+    async def _follow(self, key: Key, observed: Observed, memory: _Memory) -> Outcome:
+        try:
+            service = InferenceService.parse(observed.service)
+        except SpecInvalid as error:
+            await self._write_status(observed, invalid_status(observed.service, str(error), self._now()))
+            return Outcome()
+        claim = await self._claim_phase(service, memory)
+        desired = desired_children(service, runtime_image=self._runtime_image)
+        problems = await self._apply(desired, observed, memory.applied)
+        present = self._store.observe(key)
+        if present is None or present.service["metadata"]["uid"] != service.uid:
+            return Outcome()
+        status = desired_status(service, present, desired=desired, problems=problems, claim=claim, now=self._now())
+        await self._write_status(present, status)
+        waits = claim not in {None, ClaimPhase.BOUND}
+        return Outcome(failed=bool(problems), look_again_after=CLAIM_POLL_SECONDS if waits else None)
+
+    async def _apply(
+        self, desired: tuple[Manifest, ...], observed: Observed, applied: dict[Kind, Applied]
+    ) -> list[Cause]:
+        """Carries out the plan; one child's refusal does not keep the others back."""
+        todo = plan(desired, observed, applied)
+        problems = [_taken(manifest) for manifest in todo.taken]
+        uid = observed.service["metadata"]["uid"]
+        for manifest in todo.create + todo.apply:
+            kind = kind_of(manifest)
+            metadata = manifest["metadata"]
+            try:
+                if manifest in todo.create:
+                    present = await self._port.get(kind, metadata["namespace"], metadata["name"])
+                    if present is not None and not is_owned_by(present, uid):
+                        problems.append(_taken(manifest))
+                        continue
+                answer = await self._port.apply(manifest, manager=OPERATOR)
+            except Rejected as error:
+                logger.warning("%s %s was refused: %s", kind.kind, metadata["name"], error)
+                problems.append(Cause(Reason.APPLY_REJECTED, f"{kind.kind} {metadata['name']}: {error}"))
+                continue
+            self._metrics.writes.labels(kind.kind).inc()
+            logger.info("applied %s %s/%s", kind.kind, metadata["namespace"], metadata["name"])
+            self._store.upsert(kind, answer)
+            applied[kind] = remember(manifest, answer)
+        return problems
+
+    async def _claim_phase(self, service: InferenceService, memory: _Memory) -> ClaimPhase | None:
+        if service.claim is None:
+            return None
+        now = self._monotonic()
+        if memory.claim is not None:
+            name, phase, read_at = memory.claim
+            fresh = CLAIM_FRESH_SECONDS if phase is ClaimPhase.BOUND else CLAIM_POLL_SECONDS / 2
+            if name == service.claim and now - read_at < fresh:
+                return phase
+        claim = await self._port.get(CLAIM, service.namespace, service.claim)
+        phase = ClaimPhase(claim.get("status", {}).get("phase", ClaimPhase.PENDING)) if claim else ClaimPhase.MISSING
+        memory.claim = (service.claim, phase, now)
+        return phase
+
+    async def _write_status(self, observed: Observed, status: Manifest) -> None:
+        if is_written(status, observed.service):
+            return
+        metadata = observed.service["metadata"]
+        manifest = {
+            "apiVersion": INFERENCE_SERVICE.api_version,
+            "kind": INFERENCE_SERVICE.kind,
+            # The uid is a precondition: the status of a deleted object is not written onto its successor.
+            "metadata": {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]},
+            "status": status,
+        }
+        answer = await self._port.apply_status(manifest, manager=STATUS_MANAGER)
+        self._metrics.writes.labels(f"{INFERENCE_SERVICE.kind}/status").inc()
+        self._store.upsert(INFERENCE_SERVICE, answer)
+
+
+def _taken(manifest: Manifest) -> Cause:
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    return Cause(
+        Reason.NAME_TAKEN,
+        f"{kind} {name} exists and belongs to someone else; delete it, or give the InferenceService another name",
+    )
