@@ -93,6 +93,10 @@ class Server:
         app.on_response_prepare.append(self._close_old_connections)
         return app
 
+    def close(self) -> None:
+        """Ends the thread for text."""
+        self._text_thread.shutdown(wait=False, cancel_futures=True)
+
     async def drained(self) -> None:
         """Waits until no request runs."""
         await self._idle.wait()

@@ -59,8 +59,7 @@ class Generation:
         self._client = client
         self._metrics = metrics
         self.answers = [
-            Answer(request, index, OutputText(tokenizer, request.sampling.stop))
-            for index, request in enumerate(requests)
+            Answer(request, index, OutputText(tokenizer, request.sampling)) for index, request in enumerate(requests)
         ]
 
     async def deltas(self) -> AsyncGenerator[tuple[Answer, Delta]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Never
 
 from aiohttp import web
 
 from octavo_runtime.domain import EngineConfig, EngineInfo
-from octavo_runtime.errors import CannotListen, StartError
+from octavo_runtime.errors import CannotListen
 from octavo_runtime.ipc.client import ENGINE_COMMAND, EngineClient
 from octavo_runtime.server.app import Server
 from octavo_runtime.server.loading import LoadingDisplay
@@ -19,61 +21,115 @@ from octavo_runtime.server.metrics import Metrics
 from octavo_runtime.server.settings import ServerConfig
 from octavo_runtime.text.tokenizer import Tokenizer
 
-__all__ = ["serve"]
+__all__ = ["Service", "serve"]
 
 _log = logging.getLogger(__name__)
+_FLUSH_SECONDS = 1.0  # for the last bytes of answers
 
 
 async def serve(config: ServerConfig, engine: EngineConfig, *, engine_command: Sequence[str] = ENGINE_COMMAND) -> None:
-    """Serves a model until a signal asks for the end; returns when drained.
+    """Serves a model until SIGTERM or SIGINT asks for the end; returns when drained.
 
     Raises:
         StartError: It could not start, or the engine ended.
     """
-    stop = _Stop()
-    client = EngineClient(engine, command=engine_command)
-    metrics = Metrics(config.served_model_name, client)
-    client.on_step = metrics.step
-    server = Server(config, client, metrics)
-    # The handler of a client that is gone is cancelled: that aborts its requests.
-    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1)
-    await runner.setup()
+    service = Service(config, engine, engine_command=engine_command)
+    asked, insisted = _signals()
     try:
-        await _listen(runner, config)
-        await client.start()
-        running = asyncio.create_task(_run(server, client, metrics))
-        await _first(running, stop.asked)
-        if stop.asked.done():
-            await _drain(server, config, stop, running)
-        else:
-            await running  # raises why
+        await service.start()
+        running = asyncio.create_task(service.run())
+        await asyncio.wait([running, asked], return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            await service.drain(running, insisted)
+            running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running  # raises why the engine ended, if it did
     finally:
-        await client.stop()
-        await runner.cleanup()
+        await service.stop()
+    _log.info("stopped")
 
 
-async def _listen(runner: web.AppRunner, config: ServerConfig) -> None:
-    site = web.TCPSite(runner, config.host, config.port, backlog=1024)
-    try:
-        await site.start()
-    except OSError as error:
-        raise CannotListen(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}",
-            hint="Stop the program that has the port, or give another --port or --host.",
-        ) from error
-    port = runner.addresses[0][1]
-    _log.info("listening on http://%s:%d; loading the model", config.host, port, extra={"port": port})
+class Service:
+    """A server and its engine.
 
+    Args:
+        config: The server's settings.
+        engine: The engine's settings.
+        engine_command: The engine's program; tests give their own.
 
-async def _run(server: Server, client: EngineClient, metrics: Metrics) -> StartError:
-    """Loads, then waits for the engine's end, which it raises."""
-    with LoadingDisplay() as display:
-        client.on_loading = display
-        server.tokenizer = await asyncio.to_thread(Tokenizer, Path(client.config.model))
-        info = await client.ready()
-    metrics.loaded(info, client.config)
-    _log.info("ready: %s", _describe(info))
-    raise await client.ended()
+    Attributes:
+        client: The engine's end.
+        ready: Set once the model is loaded.
+        port: Where it listens, once started.
+    """
+
+    def __init__(
+        self, config: ServerConfig, engine: EngineConfig, *, engine_command: Sequence[str] = ENGINE_COMMAND
+    ) -> None:
+        self.client = EngineClient(engine, command=engine_command)
+        self.ready = asyncio.Event()
+        self.port = config.port
+        self._config = config
+        self._metrics = Metrics(config.served_model_name, self.client)
+        self._server = Server(config, self.client, self._metrics)
+        self.client.on_step = self._metrics.step
+        # The handler of a client that is gone is cancelled: that aborts its requests.
+        self._runner = web.AppRunner(
+            self._server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=_FLUSH_SECONDS
+        )
+
+    async def start(self) -> None:
+        """Listens, then starts the engine, which loads meanwhile.
+
+        Raises:
+            CannotListen: The address is taken or not allowed.
+        """
+        host, port = self._config.host, self._config.port
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port, backlog=1024).start()
+        except OSError as error:
+            raise CannotListen(
+                f"cannot listen on {host} port {port}: {error.strerror or error}",
+                hint="Stop the program that has the port, or give another --port or --host.",
+            ) from error
+        self.port = self._runner.addresses[0][1]
+        _log.info("listening on http://%s:%d; loading %s", host, self.port, self.client.config.model)
+        await self.client.start()
+
+    async def run(self) -> Never:
+        """Loads, serves, and raises why the engine ended.
+
+        Raises:
+            StartError: The cause.
+        """
+        with LoadingDisplay() as display:
+            self.client.on_loading = display
+            self._server.tokenizer = await asyncio.to_thread(Tokenizer, Path(self.client.config.model))
+            info = await self.client.ready()
+        self._metrics.loaded(info, self.client.config)
+        _log.info("ready: %s", _describe(info))
+        self.ready.set()
+        raise await self.client.ended()
+
+    async def drain(self, *cut_short: asyncio.Future[Any]) -> None:
+        """Takes no new requests and lets running ones finish, until the timeout or one of the futures is done."""
+        self._server.draining = True
+        if self._server.num_active:
+            _log.info("draining: waiting for %d requests; another signal ends them", self._server.num_active)
+        drained = asyncio.create_task(self._server.drained())
+        await asyncio.wait(
+            [drained, *cut_short], timeout=self._config.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not drained.done():
+            _log.warning("ending %d requests that still run", self._server.num_active)
+            drained.cancel()
+
+    async def stop(self) -> None:
+        """Ends the engine; requests that still run get an error. Then stops listening."""
+        await self.client.stop()
+        await self._runner.cleanup()
+        self._server.close()
 
 
 def _describe(info: EngineInfo) -> str:
@@ -84,40 +140,16 @@ def _describe(info: EngineInfo) -> str:
     )
 
 
-async def _drain(server: Server, config: ServerConfig, stop: _Stop, running: asyncio.Task[StartError]) -> None:
-    """Lets running requests finish, but not for ever; a second signal ends the wait."""
-    server.draining = True
-    if server.num_active:
-        _log.info("draining: waiting for %d requests; another signal ends them", server.num_active)
-    drained = asyncio.create_task(server.drained())
-    timeout = asyncio.create_task(asyncio.sleep(config.shutdown_timeout))
-    await _first(drained, timeout, stop.insisted, running)
-    if not drained.done():
-        _log.warning("ending %d requests that still run", server.num_active)
-    if running.done():
-        await running  # the engine ended meanwhile: raises why
-    for task in (drained, timeout, running):
-        task.cancel()
-    await asyncio.gather(drained, timeout, running, return_exceptions=True)
-    _log.info("stopped")
+def _signals() -> tuple[asyncio.Future[None], asyncio.Future[None]]:
+    """Futures of the first SIGTERM or SIGINT, which asks for the end, and of the second, which insists."""
+    loop = asyncio.get_running_loop()
+    waiting: list[asyncio.Future[None]] = [loop.create_future(), loop.create_future()]
+    asked, insisted = waiting
 
+    def take() -> None:
+        if waiting:
+            waiting.pop(0).set_result(None)
 
-async def _first(*futures: asyncio.Future[None] | asyncio.Task[StartError] | asyncio.Task[None]) -> None:
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-
-
-class _Stop:
-    """SIGTERM and SIGINT: the first asks, the second insists."""
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.asked: asyncio.Future[None] = loop.create_future()
-        self.insisted: asyncio.Future[None] = loop.create_future()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signal)
-
-    def _signal(self) -> None:
-        for future in (self.asked, self.insisted):
-            if not future.done():
-                future.set_result(None)
-                return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, take)
+    return asked, insisted

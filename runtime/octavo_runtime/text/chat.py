@@ -14,7 +14,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from octavo_runtime.errors import BadWeights, InvalidRequest
+from octavo_runtime.errors import UnsupportedModel, InvalidRequest
 
 __all__ = ["ChatTemplate"]
 
@@ -28,7 +28,7 @@ class ChatTemplate:
         origin: The file it came from, for messages.
 
     Raises:
-        BadWeights: The template does not parse.
+        UnsupportedModel: The template does not parse.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, str], *, origin: str) -> None:
@@ -41,7 +41,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise BadWeights(
+            raise UnsupportedModel(
                 f"the chat template in {origin} does not parse: line {error.lineno}: {error.message}",
                 hint="Mend the template, or remove it and use /v1/completions.",
             ) from error

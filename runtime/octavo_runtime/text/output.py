@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo_runtime.domain import Event, FinishReason
+from octavo_runtime.domain import Event, FinishReason, SamplingParams
 from octavo_runtime.text.detokenizer import Detokenizer
 from octavo_runtime.text.stop import StopMatcher
 from octavo_runtime.text.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ class Delta:
         text: New text, possibly empty.
         token_ids: Tokens that count as the answer's, those of a stop string and an end of sequence among them.
         finish_reason: Set on the last delta.
-        stop_reason: The stop string or stop token that ended it.
+        stop_reason: The stop string or stop token of the request that ended it; None for an end of sequence.
         error: A sentence, when the reason is ERROR.
     """
 
@@ -36,12 +36,13 @@ class OutputText:
 
     Args:
         tokenizer: The model's.
-        stops: The request's stop strings.
+        sampling: The request's, for its stop strings and tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
         self._detokenizer = Detokenizer(tokenizer)
-        self._stop = StopMatcher(stops)
+        self._stop = StopMatcher(sampling.stop)
+        self._stop_token_ids = sampling.stop_token_ids
 
     def push(self, event: Event) -> Delta:
         """Takes the next event. When the delta is the last and the event was not, the engine is still to be told.
@@ -60,7 +61,8 @@ class OutputText:
             if self._stop.matched is not None:
                 return self._matched("".join(text), event.token_ids)
             text.append(self._stop.flush())
-        return Delta("".join(text), event.token_ids, event.finish_reason, event.stop_token_id, event.error)
+        stop_token = event.stop_token_id if event.stop_token_id in self._stop_token_ids else None
+        return Delta("".join(text), event.token_ids, event.finish_reason, stop_token, event.error)
 
     def _matched(self, text: str, token_ids: tuple[int, ...]) -> Delta:
         return Delta(text, token_ids, FinishReason.STOP, self._stop.matched)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
 
-from octavo_runtime.errors import BadWeights, InvalidRequest, ModelNotFound
+from octavo_runtime.errors import UnsupportedModel, InvalidRequest, ModelNotFound
 from octavo_runtime.text.chat import ChatTemplate
 
 __all__ = ["Tokenizer"]
@@ -27,7 +27,7 @@ class Tokenizer:
 
     Raises:
         ModelNotFound: There is no tokenizer.json.
-        BadWeights: A file cannot be read.
+        UnsupportedModel: A file is damaged.
     """
 
     def __init__(self, model: Path) -> None:
@@ -41,7 +41,7 @@ class Tokenizer:
         try:
             self._rust = RustTokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception for every fault in the file
-            raise BadWeights(f"{path} cannot be read: {error}", hint="Download the model again.") from error
+            raise UnsupportedModel(f"{path} cannot be read: {error}", hint="Download the model again.") from error
         # A checkpoint may carry the truncation and padding of its training.
         self._rust.no_truncation()
         self._rust.no_padding()
@@ -76,9 +76,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise BadWeights(f"{path} cannot be read: {error}", hint="Download the model again.") from error
+        raise UnsupportedModel(f"{path} cannot be read: {error}", hint="Download the model again.") from error
     if not isinstance(value, dict):
-        raise BadWeights(f"{path} does not hold a JSON object", hint="Download the model again.")
+        raise UnsupportedModel(f"{path} does not hold a JSON object", hint="Download the model again.")
     return value
 
 
