@@ -38,7 +38,8 @@ async def serve(config: ServerConfig, engine: EngineConfig, *, engine_command: S
     try:
         await service.start()
         running = asyncio.create_task(service.run())
-        await asyncio.wait([running, asked], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [running, asked]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
             await service.drain(running, insisted)
             running.cancel()

@@ -14,7 +14,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from octavo_runtime.errors import UnsupportedModel, InvalidRequest
+from octavo_runtime.errors import InvalidRequest, UnsupportedModel
 
 __all__ = ["ChatTemplate"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
 
-from octavo_runtime.errors import UnsupportedModel, InvalidRequest, ModelNotFound
+from octavo_runtime.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from octavo_runtime.text.chat import ChatTemplate
 
 __all__ = ["Tokenizer"]
