@@ -33,3 +33,27 @@ unit: .venv/stamp
 format: .venv/stamp ## rewrite to the house format
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
+
+.PHONY: demo images cluster-up cluster-down
+# Only a KUBECONFIG that is typed counts, never one from the environment: nobody's cluster gets a demo by accident.
+DEMO_KUBECONFIG = $(if $(filter command,$(firstword $(origin KUBECONFIG))),$(KUBECONFIG))
+demo: .venv/stamp ## a real cluster, the operator, a small model, an answer; KUBECONFIG= REGISTRY= for a cluster that you have
+	PYTHONPATH=e2e $(PY) e2e/demo.py --kubeconfig='$(DEMO_KUBECONFIG)' --registry='$(REGISTRY)' \
+	  --operator-image='$(OPERATOR_IMAGE)' --runtime-image='$(RUNTIME_IMAGE)'
+
+images: .venv/stamp ## build both images; REGISTRY=… pushes them there, otherwise they go into our own cluster
+	$(CLUSTER) images $(if $(REGISTRY),--registry '$(REGISTRY)')
+
+cluster-up: .venv/stamp ## the one-node cluster
+	$(CLUSTER) up
+
+cluster-down: .venv/stamp ## remove the one-node cluster; PURGE=1 with the images loaded into it
+	$(CLUSTER) down $(if $(PURGE),--purge)
+
+.PHONY: test stories
+test: .venv/stamp ## everything: check, then the stories on the real cluster; what CI runs
+	$(MAKE) --no-print-directory check
+	$(MAKE) --no-print-directory stories
+
+stories: .venv/stamp ## the end-to-end stories on the one-node cluster, which is started when it is not up
+	$(PY) -m pytest -q -p no:cacheprovider --timeout=900 --durations=10 e2e/stories
