@@ -10,6 +10,7 @@ from octavo_operator.api.names import (
     CLAIM,
     INFERENCE_SERVICE,
     OPERATOR,
+    SERVICE,
     STATUS_MANAGER,
     Key,
     Kind,
@@ -130,7 +131,7 @@ class Reconciler:
                     if present is not None and not is_owned_by(present, uid):
                         problems.append(_taken(manifest))
                         continue
-                answer = await self._port.apply(manifest, manager=OPERATOR)
+                answer = await self._write(manifest, observed.children.get(kind))
             except Rejected as error:
                 logger.warning("%s %s was refused: %s", kind.kind, metadata["name"], error)
                 problems.append(Cause(Reason.APPLY_REJECTED, f"{kind.kind} {metadata['name']}: {error}"))
@@ -140,6 +141,23 @@ class Reconciler:
             self._store.upsert(kind, answer)
             applied[kind] = remember(manifest, answer)
         return problems
+
+    async def _write(self, manifest: Manifest, present: Manifest | None) -> Manifest:
+        metadata = manifest["metadata"]
+        if present is None:
+            return await self._port.apply(manifest, manager=OPERATOR)
+        # The uid is a precondition: what has taken the place of our child since is not applied over.
+        manifest = manifest | {"metadata": metadata | {"uid": present["metadata"]["uid"]}}
+        try:
+            return await self._port.apply(manifest, manager=OPERATOR)
+        except Rejected:
+            if kind_of(manifest) is not SERVICE:
+                raise
+            # A Service's ports are merged by number. One that someone renumbered by hand stays beside ours, under the
+            # same name, and the API server refuses both: only replacing the whole list helps.
+            ports = {"spec": {"ports": manifest["spec"]["ports"]}}
+            await self._port.merge(SERVICE, metadata["namespace"], metadata["name"], ports, manager=OPERATOR)
+            return await self._port.apply(manifest, manager=OPERATOR)
 
     async def _claim_phase(self, service: InferenceService, memory: _Memory) -> ClaimPhase | None:
         if service.claim is None:

@@ -5,6 +5,7 @@ Its typed models are never touched: importing them costs 100 MB and seconds.
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -23,6 +24,8 @@ PAGE = 500
 
 TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 CONNECTIONS = 64
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
 
 KINDS_BY_NAME = {INFERENCE_SERVICE.kind: INFERENCE_SERVICE.plural, "Deployment": "deployments", "Service": "services"}
 
@@ -111,6 +114,11 @@ class KubernetesClient:
         """See ClusterPort."""
         return await self._apply(manifest, manager, "")
 
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Manifest, *, manager: str) -> Manifest:
+        """See ClusterPort."""
+        query = [("fieldManager", manager)]
+        return await self._call("PATCH", _path(kind, namespace, name), query=query, body=patch, media=MERGE)
+
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """See ClusterPort."""
         return await self._apply(manifest, manager, "/status")
@@ -120,21 +128,27 @@ class KubernetesClient:
         metadata = manifest["metadata"]
         path = _path(kind, metadata["namespace"], metadata["name"]) + subresource
         query = [("fieldManager", manager), ("force", "true")]
-        return await self._call("PATCH", path, query=query, body=manifest)
+        return await self._call("PATCH", path, query=query, body=manifest, media=APPLY)
 
     async def _call(
-        self, method: str, path: str, *, query: list[tuple[str, str]] | None = None, body: Manifest | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        body: Manifest | None = None,
+        media: str | None = None,
     ) -> Manifest:
         headers = {"Accept": "application/json"}
-        if body is not None:
-            headers["Content-Type"] = "application/apply-patch+yaml"
+        if media is not None:
+            headers["Content-Type"] = media
         request = await self._api.param_serialize(
-            method, path, query_params=query, header_params=headers, body=body, auth_settings=["BearerToken"]
+            method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
         )
         what = f"{method} {path}"
         try:
             response = await self._api.call_api(*request, _request_timeout=TIMEOUT)
-            content = await response.read()  # type: ignore[no-untyped-call] # theirs
+            content: bytes = await response.read()  # type: ignore[no-untyped-call] # theirs
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unavailable(f"{what}: {str(error) or type(error).__name__}") from error
         try:
@@ -161,6 +175,8 @@ def _error(what: str, status: int, answer: dict[str, Any]) -> ClusterError:
             return Gone(message)
         case 404:
             return Gone(message)
+        case 422 if "metadata.uid" in message:
+            return Stale(message)
         case 409 | 410:  # 410: the next page of a list that took too long
             return Stale(message)
         case 401 | 408 | 429:

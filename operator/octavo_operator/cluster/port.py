@@ -39,6 +39,13 @@ class ClusterPort(Protocol):
             The object as it is now.
         """
 
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Manifest, *, manager: str) -> Manifest:
+        """JSON merge patch: lists are replaced whole, whoever owns their items.
+
+        Returns:
+            The object as it is now.
+        """
+
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Server-side apply of an InferenceService's status; what the manager wrote before and leaves out goes.
 

@@ -125,7 +125,7 @@ def _service(service: InferenceService) -> Manifest:
         "spec": {
             "type": wanted.type,
             "selector": {OWNER_LABEL: service.name},
-            "ports": [{"name": "http", "port": wanted.port, "protocol": "TCP", "targetPort": "http"}],
+            "ports": [{"name": "http", "port": wanted.port, "protocol": "TCP", "targetPort": PORT}],
         },
     }
 
@@ -203,7 +203,7 @@ def _server(service: InferenceService, runtime_image: str) -> Manifest:
         "command": ["octavo"],
         "args": serve_arguments(service),
         "env": env,
-        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
+        "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
         # A model loads for as long as it takes; only then do the other probes count. A busy server answers late, so
         # both are patient: overload must not take a pod out of the Service, let alone restart it.
@@ -227,7 +227,7 @@ def _server(service: InferenceService, runtime_image: str) -> Manifest:
 
 def _probe(path: str, period: int, failures: int) -> Manifest:
     return {
-        "httpGet": {"path": path, "port": "http"},
+        "httpGet": {"path": path, "port": PORT},
         "periodSeconds": period,
         "timeoutSeconds": 5,
         "failureThreshold": failures,

@@ -1,0 +1,132 @@
+"""What the operator relies on an API server for, as checks that run against any ClusterPort.
+
+The unit tests hold FakeCluster to them and the e2e stories a real API server, so that the fake cannot drift away.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from octavo_operator.api.names import DEPLOYMENT, MANAGED_BY, OPERATOR, SERVICE, Kind, Manifest, key_of
+from octavo_operator.cluster.port import ClusterPort
+from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
+from octavo_operator.testing import inference_service
+
+__all__ = ["PROMISES"]
+
+
+def _child(kind: Kind, namespace: str, **spec: Any) -> Manifest:
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": {"name": "one", "namespace": namespace, "labels": {MANAGED_BY: OPERATOR, "a": "1"}},
+        "spec": spec,
+    }
+
+
+def _service(namespace: str, port: int = 80) -> Manifest:
+    return _child(SERVICE, namespace, ports=[{"name": "http", "port": port, "protocol": "TCP", "targetPort": 8000}])
+
+
+async def _same_apply_twice(port: ClusterPort, namespace: str) -> None:
+    first = await port.apply(_service(namespace), manager="one")
+    second = await port.apply(_service(namespace), manager="one")
+    assert first["metadata"]["resourceVersion"] == second["metadata"]["resourceVersion"]
+
+
+async def _left_out_goes_foreign_stays(port: ClusterPort, namespace: str) -> None:
+    await port.apply(_service(namespace), manager="one")
+    foreign = _service(namespace)
+    foreign["metadata"]["labels"] = {"b": "2"}
+    foreign["spec"] = {"ports": [{"name": "extra", "port": 90, "protocol": "TCP", "targetPort": 9000}]}
+    await port.apply(foreign, manager="two")
+    without = _service(namespace, port=81)
+    del without["metadata"]["labels"]["a"]
+    answer = await port.apply(without, manager="one")
+    assert answer["metadata"]["labels"] == {MANAGED_BY: OPERATOR, "b": "2"}
+    assert sorted(one["port"] for one in answer["spec"]["ports"]) == [81, 90]
+
+
+async def _uid_is_a_precondition(port: ClusterPort, namespace: str) -> None:
+    stray = _service(namespace)
+    stray["metadata"]["uid"] = "c0ffee00-0000-4000-8000-000000000000"
+    await _raises(Stale, port.apply(stray, manager="one"))
+    await port.apply(_service(namespace), manager="one")
+    await _raises(Stale, port.apply(stray, manager="one"))
+
+
+async def _missing_is_none(port: ClusterPort, namespace: str) -> None:
+    assert await port.get(SERVICE, namespace, "nobody") is None
+    await _raises(Gone, port.apply(_service(f"{namespace}-nowhere"), manager="one"))
+
+
+async def _lists_what_is_labelled(port: ClusterPort, namespace: str) -> None:
+    answer = await port.apply(_service(namespace), manager="one")
+    listing = await port.list_all(SERVICE, namespace)
+    assert [key_of(one) for one in listing.items] == [(namespace, "one")]
+    assert listing.version >= int(answer["metadata"]["resourceVersion"])
+    hidden = _service(namespace)
+    hidden["metadata"]["labels"] = {}
+    await port.apply(hidden, manager="one")
+    assert (await port.list_all(SERVICE, namespace)).items == ()
+
+
+async def _renumbered_port_needs_merge(port: ClusterPort, namespace: str) -> None:
+    await port.apply(_service(namespace), manager="one")
+    ports = [{"name": "http", "port": 81, "protocol": "TCP", "targetPort": 8000}]
+    await port.merge(SERVICE, namespace, "one", {"spec": {"ports": ports}}, manager="someone")
+    await _raises(Rejected, port.apply(_service(namespace), manager="one"))
+    wanted = _service(namespace)["spec"]
+    await port.merge(SERVICE, namespace, "one", {"spec": {"ports": wanted["ports"]}}, manager="one")
+    answer = await port.apply(_service(namespace), manager="one")
+    assert [one["port"] for one in answer["spec"]["ports"]] == [80]
+
+
+async def _status_is_apart(port: ClusterPort, namespace: str) -> None:
+    status = {"replicas": 1, "url": "http://one", "conditions": [_condition("Ready"), _condition("Scheduled")]}
+    manifest = inference_service("one", namespace)
+    await _raises(Gone, port.apply_status(manifest | {"status": status}, manager="status"))
+    created = await port.apply(manifest | {"status": status}, manager="user")
+    assert "status" not in created
+    answer = await port.apply_status(manifest | {"status": status}, manager="status")
+    assert answer["status"] == status
+    assert answer["metadata"]["generation"] == 1
+    shorter = {"replicas": 1, "conditions": [_condition("Ready")]}
+    answer = await port.apply_status(manifest | {"status": shorter}, manager="status")
+    assert answer["status"] == shorter
+
+
+async def _quantities_are_rewritten(port: ClusterPort, namespace: str) -> None:
+    labels = {"app": "one"}
+    container = {"name": "server", "image": "none", "resources": {"limits": {"cpu": "1000m", "memory": "1024Mi"}}}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    manifest = _child(DEPLOYMENT, namespace, replicas=0, selector={"matchLabels": labels}, template=template)
+    answer = await port.apply(manifest, manager="one")
+    stored = answer["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert stored == {"cpu": "1", "memory": "1Gi"}
+    assert answer["metadata"]["generation"] == 1
+
+
+def _condition(kind: str) -> Manifest:
+    moment = "2026-01-01T00:00:00Z"
+    return {"type": kind, "status": "True", "reason": "Ok", "message": "ok", "lastTransitionTime": moment}
+
+
+async def _raises(error: type[ClusterError], call: Awaitable[object]) -> None:
+    try:
+        await call
+    except error:
+        return
+    raise AssertionError(f"{error.__name__} was not raised")
+
+
+PROMISES: dict[str, Callable[[ClusterPort, str], Awaitable[None]]] = {
+    "same apply twice": _same_apply_twice,
+    "left out goes, foreign stays": _left_out_goes_foreign_stays,
+    "uid is a precondition": _uid_is_a_precondition,
+    "missing is none": _missing_is_none,
+    "lists what is labelled": _lists_what_is_labelled,
+    "renumbered port needs merge": _renumbered_port_needs_merge,
+    "status is apart": _status_is_apart,
+    "quantities are rewritten": _quantities_are_rewritten,
+}
+"""By name; each takes a port and the name of an empty namespace, and raises AssertionError."""

@@ -1,0 +1,313 @@
+"""FakeCluster: an API server in memory, for tests of operator logic and for faults that a real one has rarely.
+
+It has what the operator relies on: server-side apply with ownership, the status subresource, generations and
+resourceVersions, preconditions on the uid, rewriting of quantities, defaults, garbage collection by ownerReferences,
+label selectors, watch events. It keeps the promises of promises.py, as a real API server does.
+"""
+
+import copy
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from octavo_operator.api.names import (
+    CLAIM,
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    MANAGED_BY,
+    OPERATOR,
+    POD,
+    SERVICE,
+    Key,
+    Kind,
+    Manifest,
+    key_of,
+)
+from octavo_operator.cluster.port import Listing
+from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
+
+__all__ = ["FakeCluster", "inference_service"]
+
+KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, CLAIM)}
+
+LIST_KEYS: dict[str, tuple[str, ...]] = {
+    "conditions": ("type",),
+    "containers": ("name",),
+    "env": ("name",),
+    "imagePullSecrets": ("name",),
+    "ownerReferences": ("uid",),
+    "volumeMounts": ("mountPath",),
+    "volumes": ("name",),
+}
+"""Keys by which the items of a list are merged; other lists are replaced whole."""
+
+
+def inference_service(name: str = "chat", namespace: str = "default", **spec: Any) -> Manifest:
+    """An InferenceService as a user writes it, with the defaults that the API server would add."""
+    given = {"model": {"uri": "pvc://models/SmolLM2-135M-Instruct"}, **spec}
+    defaults = {
+        "replicas": 1,
+        "parallelism": {"tensor": 1, "nodes": 1},
+        "rollout": {"type": "RollingUpdate", "drainSeconds": 120} | given.pop("rollout", {}),
+        "service": {"type": "ClusterIP", "port": 80} | given.pop("service", {}),
+    }
+    return {
+        "apiVersion": INFERENCE_SERVICE.api_version,
+        "kind": INFERENCE_SERVICE.kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": defaults | given,
+    }
+
+
+class FakeCluster:
+    """A ClusterPort without a cluster.
+
+    Attributes:
+        namespaces: those that exist; applying into another one fails.
+        writes: how many requests changed an object or would have.
+    """
+
+    def __init__(self) -> None:
+        self.namespaces = {"default"}
+        self.writes = 0
+        self._objects: dict[Kind, dict[Key, Manifest]] = {kind: {} for kind in KINDS.values()}
+        self._applied: defaultdict[tuple[Kind, Key], dict[str, Manifest]] = defaultdict(dict)
+        self._version = 0
+        self._uids = itertools.count(1)
+        self._faults: list[tuple[str, Kind, ClusterError]] = []
+        self._sinks: list[Callable[[Kind, str, Manifest], None]] = []
+
+    def fail_on(self, method: str, kind: Kind, *errors: ClusterError) -> None:
+        """Makes the next calls of a method on a kind raise, one error each."""
+        self._faults += [(method, kind, error) for error in errors]
+
+    def subscribe(self, sink: Callable[[Kind, str, Manifest], None]) -> None:
+        """Sends (kind, event type, object) of every later change."""
+        self._sinks.append(sink)
+
+    def put(self, manifest: Manifest) -> Manifest:
+        """Creates or replaces an object the way another client would, status included."""
+        kind, key = KINDS[manifest["kind"]], key_of(manifest)
+        return self._store(kind, key, copy.deepcopy(manifest))
+
+    def edit(self, kind: Kind, key: Key, change: Callable[[Manifest], object]) -> Manifest:
+        """Lets another client change an object in place."""
+        edited = copy.deepcopy(self._objects[kind][key])
+        change(edited)
+        return self._store(kind, key, edited)
+
+    def delete(self, kind: Kind, key: Key) -> None:
+        """Deletes an object, and what it owns."""
+        gone = self._objects[kind].pop(key)
+        self._applied.pop((kind, key), None)
+        self._version += 1
+        gone["metadata"]["resourceVersion"] = str(self._version)
+        self._tell(kind, "DELETED", gone)
+        for other, objects in self._objects.items():
+            for name, owned in list(objects.items()):
+                owners = owned["metadata"].get("ownerReferences", ())
+                if any(owner["uid"] == gone["metadata"]["uid"] for owner in owners):
+                    self.delete(other, name)
+
+    def all(self, kind: Kind) -> list[Manifest]:
+        """Every object of a kind."""
+        return list(copy.deepcopy(list(self._objects[kind].values())))
+
+    async def list_all(self, kind: Kind, namespace: str | None) -> Listing:
+        """See ClusterPort."""
+        self._raise_fault("list_all", kind)
+        items = [
+            copy.deepcopy(one)
+            for key, one in self._objects[kind].items()
+            if namespace in {None, key[0]} and (kind == INFERENCE_SERVICE or _is_managed(one))
+        ]
+        return Listing(tuple(items), self._version)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
+        """See ClusterPort."""
+        self._raise_fault("get", kind)
+        return copy.deepcopy(self._objects[kind].get((namespace, name)))
+
+    async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
+        """See ClusterPort."""
+        kind, key = KINDS[manifest["kind"]], key_of(manifest)
+        self._raise_fault("apply", kind)
+        self.writes += 1
+        if key[0] not in self.namespaces:
+            raise Gone(f'namespaces "{key[0]}" not found')
+        live = self._objects[kind].get(key)
+        self._check_uid(manifest, live)
+        sent = copy.deepcopy({name: value for name, value in manifest.items() if name != "status"})
+        merged = self._merge_applied(kind, key, manager, sent, live)
+        if kind is SERVICE:
+            _check_port_names(merged)
+        self._applied[kind, key][manager] = sent
+        return copy.deepcopy(self._store(kind, key, merged))
+
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Manifest, *, manager: str) -> Manifest:  # noqa: ARG002 ownership by merge patch is not modelled
+        """See ClusterPort."""
+        self._raise_fault("merge", kind)
+        self.writes += 1
+        if (namespace, name) not in self._objects[kind]:
+            raise Gone(f'{kind.plural} "{name}" not found')
+        return self.edit(kind, (namespace, name), lambda live: _json_merge(live, patch))
+
+    async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
+        """See ClusterPort."""
+        kind, key = KINDS[manifest["kind"]], key_of(manifest)
+        self._raise_fault("apply_status", kind)
+        self.writes += 1
+        live = self._objects[kind].get(key)
+        if live is None:
+            raise Gone(f'{kind.plural} "{key[1]}" not found')
+        self._check_uid(manifest, live)
+        sent = copy.deepcopy({"status": manifest["status"]})
+        merged = self._merge_applied(kind, key, f"{manager}/status", sent, live)
+        self._applied[kind, key][f"{manager}/status"] = sent
+        return copy.deepcopy(self._store(kind, key, merged))
+
+    def _merge_applied(self, kind: Kind, key: Key, manager: str, sent: Manifest, live: Manifest | None) -> Manifest:
+        merged = copy.deepcopy(live or {})
+        managers = self._applied[kind, key]
+        others = [applied for name, applied in managers.items() if name != manager]
+        _prune(merged, managers.get(manager, {}), sent, others)
+        _merge(merged, sent)
+        return merged
+
+    def _check_uid(self, manifest: Manifest, live: Manifest | None) -> None:
+        uid = manifest["metadata"].get("uid")
+        if uid is not None and (live is None or live["metadata"]["uid"] != uid):
+            raise Stale(f"uid mismatch: {uid}")
+
+    def _raise_fault(self, method: str, kind: Kind) -> None:
+        for fault in self._faults:
+            if fault[:2] == (method, kind):
+                self._faults.remove(fault)
+                raise fault[2]
+
+    def _store(self, kind: Kind, key: Key, manifest: Manifest) -> Manifest:
+        live = self._objects[kind].get(key)
+        metadata = manifest["metadata"]
+        if live is None:
+            metadata |= {"uid": f"uid-{next(self._uids)}", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
+        else:
+            metadata |= {name: live["metadata"][name] for name in ("uid", "generation", "creationTimestamp")}
+            metadata["resourceVersion"] = live["metadata"]["resourceVersion"]
+        _as_stored(kind, manifest)
+        if manifest == live:
+            return live
+        if live is not None and manifest.get("spec") != live.get("spec"):
+            metadata["generation"] += 1
+        self._version += 1
+        metadata["resourceVersion"] = str(self._version)
+        self._objects[kind][key] = manifest
+        was_managed = live is not None and (kind == INFERENCE_SERVICE or _is_managed(live))
+        is_managed = kind == INFERENCE_SERVICE or _is_managed(manifest)
+        if is_managed:
+            self._tell(kind, "MODIFIED" if was_managed else "ADDED", manifest)
+        elif was_managed:
+            self._tell(kind, "DELETED", manifest)  # what a watch with a selector sees
+        return manifest
+
+    def _tell(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
+        for sink in self._sinks:
+            sink(kind, event_type, copy.deepcopy(manifest))
+
+
+def _is_managed(manifest: Manifest) -> bool:
+    labels: dict[str, str] = manifest["metadata"].get("labels", {})
+    return labels.get(MANAGED_BY) == OPERATOR
+
+
+def _item_key(name: str, item: Any) -> tuple[object, ...] | None:
+    """What identifies an item of the list `name`; None where the list is replaced whole."""
+    if not isinstance(item, dict):
+        return None
+    keys = LIST_KEYS.get(name)
+    if name == "ports":
+        keys = ("containerPort", "protocol") if "containerPort" in item else ("port", "protocol")
+    return tuple(item.get(key) for key in keys) if keys else None
+
+
+def _by_key(name: str, items: Iterable[Any]) -> dict[tuple[object, ...], Any] | None:
+    keyed = {_item_key(name, item): item for item in items}
+    return None if None in keyed else {key: item for key, item in keyed.items() if key is not None}
+
+
+def _prune(live: Any, before: Any, now: Any, others: list[Any]) -> None:
+    """Removes from `live` what a manager applied before and leaves out now, unless another one applies it too."""
+    for name, value in before.items():
+        claimed = [other[name] for other in others if name in other]
+        if name not in live:
+            continue
+        if name not in now:
+            if not claimed:
+                del live[name]
+        elif isinstance(value, dict) and isinstance(now[name], dict):
+            _prune(live[name], value, now[name], claimed)
+        elif isinstance(value, list):
+            old, new = _by_key(name, value), _by_key(name, now[name])
+            if old is None or new is None:
+                continue
+            kept = set().union(*(set(_by_key(name, other) or ()) for other in claimed))
+            live[name] = [
+                item for item in live[name] if (key := _item_key(name, item)) in new or key in kept or key not in old
+            ]
+            for item in live[name]:
+                key = _item_key(name, item)
+                if key in old and key in new:
+                    _prune(item, old[key], new[key], [])
+
+
+def _merge(live: Any, sent: Any) -> None:
+    for name, value in sent.items():
+        if isinstance(value, dict) and isinstance(live.get(name), dict):
+            _merge(live[name], value)
+        elif isinstance(value, list) and isinstance(live.get(name), list) and (items := _by_key(name, value)):
+            present = _by_key(name, live[name]) or {}
+            for key, item in items.items():
+                if key in present:
+                    _merge(present[key], item)
+                else:
+                    live[name].append(copy.deepcopy(item))
+        else:
+            live[name] = copy.deepcopy(value)
+
+
+def _json_merge(live: Any, patch: Any) -> None:
+    for name, value in patch.items():
+        if isinstance(value, dict) and isinstance(live.get(name), dict):
+            _json_merge(live[name], value)
+        else:
+            live[name] = copy.deepcopy(value)
+
+
+def _check_port_names(service: Manifest) -> None:
+    names = [port.get("name") for port in service["spec"]["ports"]]
+    if len(set(names)) < len(names):
+        raise Rejected(f'Service "{service["metadata"]["name"]}" is invalid: duplicate port names {names}', status=422)
+
+
+def _as_stored(kind: Kind, manifest: Manifest) -> None:
+    """Some of the rewriting and defaulting of an API server: what a naive comparison trips over."""
+    if kind is DEPLOYMENT:
+        pod = manifest["spec"]["template"]["spec"]
+        pod.setdefault("restartPolicy", "Always")
+        pod.setdefault("dnsPolicy", "ClusterFirst")
+        for container in pod["containers"]:
+            container.setdefault("imagePullPolicy", "IfNotPresent")
+            for amounts in container.get("resources", {}).values():
+                for name, amount in amounts.items():
+                    amounts[name] = _canonical(str(amount))
+    elif kind is SERVICE:
+        manifest["spec"].setdefault("clusterIP", "10.0.0.1")
+        manifest["spec"].setdefault("sessionAffinity", "None")
+
+
+def _canonical(quantity: str) -> str:
+    if quantity.endswith("m") and int(quantity[:-1]) % 1000 == 0:
+        return str(int(quantity[:-1]) // 1000)
+    if quantity.endswith("Mi") and int(quantity[:-2]) % 1024 == 0:
+        return f"{int(quantity[:-2]) // 1024}Gi"
+    return quantity
