@@ -34,7 +34,7 @@ def rotary_kv(
 ) -> torch.Tensor:
     """See octavo_kernels.rotary_kv."""
     kv_heads, head_dim = k_cache.shape[2:]
-    q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+    q, k, v = qkv[:, : -2 * kv_heads], qkv[:, -2 * kv_heads : -kv_heads], qkv[:, -kv_heads:]
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)

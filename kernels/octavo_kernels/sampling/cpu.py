@@ -51,7 +51,9 @@ def _filter(likelihood: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, 
         mass = largest.cumsum(dim=-1, dtype=torch.float64)
         wanted = top_p[rows] * likelihood[rows].sum(dim=-1, dtype=torch.float64)
         # The last token kept is the first whose mass, with all likelier ones, reaches what is wanted.
-        enough = (mass[:, -1] >= wanted) if candidates < likelihood.shape[1] else torch.ones_like(rows, dtype=torch.bool)
+        enough = (
+            (mass[:, -1] >= wanted) if candidates < likelihood.shape[1] else torch.ones_like(rows, dtype=torch.bool)
+        )
         last = (mass < wanted[:, None]).sum(dim=-1, keepdim=True).clamp_(max=candidates - 1)
         kept = rows[enough]
         likelihood[kept] *= likelihood[kept] >= largest.gather(1, last)[enough]

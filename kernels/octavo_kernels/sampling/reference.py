@@ -27,9 +27,7 @@ def sample(
     return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
 
 
-def _sample_row(
-    row: torch.Tensor, temperature: float, top_k: float, top_p: float, min_p: float, uniform: float
-) -> int:
+def _sample_row(row: torch.Tensor, temperature: float, top_k: float, top_p: float, min_p: float, uniform: float) -> int:
     best = float(row.max())
     if not torch.isfinite(row.max()):
         return NOT_FINITE

@@ -31,7 +31,7 @@ def convert(file: Path, out_dir: Path, dtype: Literal["bfloat16", "float32"]) ->
     Example:
       octavo convert SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2
       octavo serve models/smollm2
-    """
+    """  # noqa: D301 - click takes the backspace itself for "keep these lines"
     from octavo_runtime.loading.convert import convert_gguf
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from octavo_kernels.paged_attention import PagedBatch
 
+from octavo_kernels.paged_attention import PagedBatch
 from octavo_runtime.domain import ScheduledSequence, StepPlan
 
 __all__ = ["Batch", "build_batch"]

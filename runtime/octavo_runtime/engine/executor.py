@@ -212,6 +212,4 @@ def _warm_up(executor: TorchExecutor) -> None:
     greedy = SamplingParams(temperature=0, seed=0)
     drawn = SamplingParams(temperature=1, top_k=8, top_p=0.9, seed=0)
     for length, computed, sampling in ((size - 1, 0, greedy), (1, size - 1, drawn)):
-        executor.execute(
-            StepPlan((ScheduledSequence("warm-up", (0,) * length, computed, (0,), True, 0, sampling),))  # noqa: FBT003 - positional for brevity
-        )
+        executor.execute(StepPlan((ScheduledSequence("warm-up", (0,) * length, computed, (0,), True, 0, sampling),)))

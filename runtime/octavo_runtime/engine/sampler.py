@@ -7,8 +7,8 @@ import struct
 from collections.abc import Sequence
 
 import torch
-from octavo_kernels.sampling import NOT_FINITE, sample
 
+from octavo_kernels.sampling import NOT_FINITE, sample
 from octavo_runtime.domain import ScheduledSequence, StepResult
 
 __all__ = ["sample_tokens", "uniform"]

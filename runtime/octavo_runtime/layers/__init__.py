@@ -1,0 +1,1 @@
+"""Layers: weights and what is done with them."""

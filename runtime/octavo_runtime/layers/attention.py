@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from octavo_kernels.paged_attention import paged_attention
 from octavo_kernels.rotary_kv import rotary_kv
-
 from octavo_runtime.layers.linear import Linear
 
 __all__ = ["Attention", "AttentionStep"]

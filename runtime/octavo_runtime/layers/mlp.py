@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from octavo_kernels.gated_activation import silu_mul
 
+from octavo_kernels.gated_activation import silu_mul
 from octavo_runtime.layers.linear import Linear
 
 __all__ = ["GatedMLP"]

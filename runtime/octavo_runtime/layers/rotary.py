@@ -8,7 +8,7 @@ __all__ = ["RotaryTable"]
 
 
 class RotaryTable:
-    """cos and sin of every position's angles.
+    """Cosines and sines of every position's angles.
 
     Args:
         inverse_frequencies: [head_dim / 2], float32: radians per position.
@@ -33,5 +33,5 @@ class RotaryTable:
         self.sin = (angles.sin() * attention_factor).to(device=device, dtype=dtype)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, [tokens, head_dim] each, at `positions`, [tokens]."""
+        """Cosines and sines, [tokens, head_dim] each, at `positions`, [tokens]."""
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)

@@ -112,8 +112,8 @@ def convert_gguf(
             ("tokenizer_config.json", tokenizer_config),
         ):
             (directory / file).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        with (directory / "model.safetensors").open("wb") as file:
-            _write_safetensors(file, shapes, values(), dtype, progress or (lambda _done, _total: None))
+        with (directory / "model.safetensors").open("wb") as weights:
+            _write_safetensors(weights, shapes, values(), dtype, progress or (lambda _done, _total: None))
 
     _publish(target, fill)
 

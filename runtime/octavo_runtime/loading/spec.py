@@ -320,10 +320,7 @@ def _rope_spec(fields: _Fields, max_position: int) -> RopeSpec:
     original = fields.count(
         "original_max_position_embeddings", inner.count("original_max_position_embeddings", max_position)
     )
-    if kind == "yarn" and scaling.get("factor") is None:
-        factor = max_position / original
-    else:
-        factor = inner.number("factor")
+    factor = inner.number("factor", max_position / original if kind == "yarn" else None)
     if factor < 1:
         inner.refuse("factor", f"must be at least 1, not {factor}")
     if kind == "linear":

@@ -1,0 +1,1 @@
+"""Models: decoders described by data."""

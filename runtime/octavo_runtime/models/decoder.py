@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
 from octavo_kernels.paged_attention import PagedBatch, prepare
 from octavo_kernels.rms_norm import add_rms_norm, rms_norm
-
 from octavo_runtime.layers.attention import Attention, AttentionStep
 from octavo_runtime.layers.linear import Linear
 from octavo_runtime.layers.mlp import GatedMLP

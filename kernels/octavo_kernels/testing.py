@@ -1,0 +1,63 @@
+"""For tests of kernels and of what is built on them: tolerances, comparison, poisoned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["TOLERANCES", "assert_close", "paged_pool"]
+
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+"""Largest RMS of the error, as a share of the RMS of the truth, for each dtype."""
+
+
+def assert_close(got: torch.Tensor, truth: torch.Tensor, ratio: float | None = None) -> None:
+    """Compares the RMS of the error with that of the truth; NaN anywhere fails first.
+
+    Args:
+        got: What is tested.
+        truth: What it should be.
+        ratio: Largest error; the dtype's of TOLERANCES when None.
+    """
+    assert got.shape == truth.shape, f"shape {tuple(got.shape)}, not {tuple(truth.shape)}"
+    assert got.dtype == truth.dtype, f"dtype {got.dtype}, not {truth.dtype}"
+    missing = int((~got.isfinite()).sum())
+    assert not missing, f"{missing} of {got.numel()} numbers are not finite"
+    if got.numel() == 0:
+        return
+    error = float((got.double() - truth.double()).square().mean().sqrt())
+    scale = float(truth.double().square().mean().sqrt())
+    allowed = (TOLERANCES[got.dtype] if ratio is None else ratio) * max(scale, 1e-6)
+    assert error <= allowed, f"RMS error {error:.3g} of RMS {scale:.3g}; allowed is {allowed:.3g}"
+
+
+def paged_pool(
+    context_lens: Sequence[int],
+    *,
+    block_size: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor, tuple[tuple[int, ...], ...]]:
+    """A pool in which sequences of these lengths lie in blocks of random order; every other slot holds NaN.
+
+    Returns:
+        Keys and values, [blocks, block size, kv heads, head_dim] each, and the block tables.
+    """
+    counts = [-(-length // block_size) for length in context_lens]
+    spare = 3
+    order = torch.randperm(sum(counts) + spare, generator=generator).tolist()
+    pools = [
+        torch.full((len(order), block_size, kv_heads, head_dim), torch.nan, dtype=dtype) for _ in ("keys", "values")
+    ]
+    tables: list[tuple[int, ...]] = []
+    for length, count in zip(context_lens, counts, strict=True):
+        table = tuple(order.pop() for _ in range(count))
+        tables.append(table)
+        slots = torch.tensor([table[i // block_size] * block_size + i % block_size for i in range(length)])
+        for pool in pools:
+            values = torch.randn(length, kv_heads, head_dim, generator=generator)
+            pool.view(-1, kv_heads, head_dim)[slots] = values.to(dtype)
+    return pools[0], pools[1], tuple(tables)

@@ -1,0 +1,128 @@
+"""`octavo plan`: what a model needs, told before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from octavo_runtime.cli.options import AutoInt, Quantity, SectionedCommand, SectionedOption
+from octavo_runtime.domain import EngineConfig
+from octavo_runtime.loading.plan import ModelPlan, plan_model
+
+__all__ = ["plan"]
+
+_DTYPES = ["auto", "float32", "float16", "bfloat16"]
+
+
+@click.command(cls=SectionedCommand, context_settings={"show_default": True, "max_content_width": 110})
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--device",
+    cls=SectionedOption,
+    section="Model",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    help="auto takes a GPU if there is one.",
+)
+@click.option(
+    "--dtype",
+    cls=SectionedOption,
+    section="Model",
+    type=click.Choice(_DTYPES),
+    default="auto",
+    help="Of weights and activations. auto: as stored on a GPU, float32 on a CPU.",
+)
+@click.option(
+    "--max-model-len",
+    cls=SectionedOption,
+    section="Model",
+    type=AutoInt(),
+    default="auto",
+    help="Longest prompt plus answer in tokens. auto: what fits.",
+)
+@click.option(
+    "--kv-cache-dtype",
+    cls=SectionedOption,
+    section="Memory",
+    type=click.Choice(_DTYPES),
+    default="auto",
+    help="Of the KV cache. auto: as --dtype.",
+)
+@click.option(
+    "--kv-cache-memory",
+    cls=SectionedOption,
+    section="Memory",
+    type=Quantity(),
+    show_default="1Gi on a CPU",
+    help="Memory for the KV cache, such as 4Gi. Without it a GPU's share is known only once the model is loaded.",
+)
+@click.option(
+    "--block-size",
+    cls=SectionedOption,
+    section="Memory",
+    type=click.Choice([8, 16, 32]),
+    default=16,
+    help="Tokens in one block of the KV cache.",
+)
+@click.option("--json", "as_json", cls=SectionedOption, section="Output", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--termination-log",
+    cls=SectionedOption,
+    section="Output",
+    type=click.Path(path_type=Path),
+    help="Write the JSON object, or the reason of a failure, to this file as well.",
+)
+def plan(model: Path, *, as_json: bool, termination_log: Path | None, **flags: Any) -> None:
+    """Tell what MODEL needs: memory of the weights, of a token's KV, and how many requests fit at once.
+
+    Reads config.json and the headers of the safetensors files alone, in well under a second, and finds most of what
+    could be wrong with them: a missing or truncated file, a tensor of the wrong shape, a model that Octavo does not
+    run.
+
+    \b
+      octavo plan ./smollm2
+      octavo plan ./smollm2 --kv-cache-memory 4Gi --max-model-len 4096 --json
+    """  # noqa: D301 - click takes the backspace itself for "keep these lines"
+    result = plan_model(model, EngineConfig(model=str(model), **flags))
+    text = json.dumps({_camel(name): value for name, value in dataclasses.asdict(result).items()})
+    if termination_log is not None:
+        termination_log.write_text(text, encoding="utf-8")
+    click.echo(text if as_json else _readable(result))
+
+
+def _camel(name: str) -> str:
+    """A field's name as the Kubernetes API spells it: weights_bytes, weightsBytes."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def _readable(result: ModelPlan) -> str:
+    rows = [
+        ("model", f"{result.architecture}, {result.num_layers} layers, up to {result.max_position:,} tokens"),
+        (
+            "attention",
+            f"{result.num_heads} query heads, {result.num_kv_heads} key/value heads of {result.head_dim}",
+        ),
+        ("weights", f"{_size(result.weights_bytes)} in {result.dtype} on {result.device}"),
+        ("KV per token", f"{_size(result.kv_bytes_per_token)} in {result.kv_cache_dtype}"),
+    ]
+    if result.kv_cache_bytes is None:
+        rows.append(("KV cache", "what the GPU leaves beside the weights; name --kv-cache-memory to plan it"))
+    else:
+        rows += [
+            ("KV cache", f"{_size(result.kv_cache_bytes)}: {result.kv_tokens:,} tokens"),
+            ("blocks", f"{result.num_blocks:,} of {result.block_size} tokens"),
+            ("longest request", f"{result.max_model_len:,} tokens, prompt and answer together"),
+            ("at once", f"{result.max_concurrency:.1f} requests of that length"),
+        ]
+    return "\n".join(f"{name:<16}{text}" for name, text in rows)
+
+
+def _size(count: int) -> str:
+    """Bytes for people."""
+    power = min(3, max(0, count.bit_length() - 1) // 10)
+    return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from octavo_kernels.sampling import NOT_FINITE, cpu, reference
+
+
+@pytest.fixture(params=[reference, cpu], ids=["reference", "cpu"])
+def form(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def call(
+    form: Any,
+    logits: torch.Tensor,
+    uniform: list[float],
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> list[int]:
+    rows = len(uniform)
+    tokens: list[int] = form.sample(
+        logits.expand(rows, -1),
+        torch.full((rows,), temperature),
+        torch.full((rows,), top_k),
+        torch.full((rows,), top_p),
+        torch.full((rows,), min_p),
+        torch.tensor(uniform, dtype=torch.float64),
+    ).tolist()
+    return tokens
+
+
+def shares(form: Any, probabilities: list[float], **parameters: Any) -> list[float]:
+    """How often each token is drawn, over draws spread evenly."""
+    count = 1000
+    tokens = call(
+        form, torch.tensor(probabilities).log()[None], [(i + 0.5) / count for i in range(count)], **parameters
+    )
+    return [tokens.count(token) / count for token in range(len(probabilities))]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, [0.5, 0.3, 0.2]),
+        ({"temperature": 0.5}, [0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38]),
+        ({"temperature": 2.0}, [math.sqrt(p) / sum(map(math.sqrt, (0.5, 0.3, 0.2))) for p in (0.5, 0.3, 0.2)]),
+        ({"top_k": 2}, [0.625, 0.375, 0]),
+        ({"top_k": 1}, [1, 0, 0]),
+        ({"top_k": 7}, [0.5, 0.3, 0.2]),
+        ({"top_p": 0.49}, [1, 0, 0]),
+        ({"top_p": 0.6}, [0.625, 0.375, 0]),
+        ({"top_p": 0.81}, [0.5, 0.3, 0.2]),
+        ({"min_p": 0.5}, [0.625, 0.375, 0]),
+        ({"min_p": 1.0}, [1, 0, 0]),
+        ({"top_k": 2, "top_p": 0.62}, [1, 0, 0]),  # top_p counts what top_k leaves: 0.625 is enough
+        ({"min_p": 0.5, "top_p": 0.62}, [1, 0, 0]),  # and what min_p leaves
+        ({"temperature": 1e-7}, [1, 0, 0]),
+        ({"temperature": 1e-300}, [1, 0, 0]),
+        ({"temperature": 0, "top_k": 3, "min_p": 0.1}, [1, 0, 0]),
+    ],
+)
+def test_sample_shares(form: Any, parameters: dict[str, Any], expected: list[float]) -> None:
+    assert shares(form, [0.5, 0.3, 0.2], **parameters) == pytest.approx(expected, abs=0.0021)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-48])
+def test_sample_never_draws_what_is_impossible(form: Any, uniform: float) -> None:
+    logits = torch.full((1, 5000), -torch.inf)
+    logits[0, 7] = logits[0, 4000] = 1.0
+    assert call(form, logits, [uniform])[0] in {7, 4000}
+    assert call(form, logits, [uniform], top_p=0.9, top_k=3)[0] in {7, 4000}
+
+
+def test_sample_not_finite(form: Any) -> None:
+    logits = torch.zeros(5, 9)
+    logits[0, 3] = torch.nan
+    logits[1, 3] = torch.inf
+    logits[2] = -torch.inf
+    logits[3, 3] = -torch.inf
+    for temperature in (0.0, 1.0):
+        tokens = form.sample(
+            logits,
+            torch.full((5,), temperature),
+            torch.zeros(5, dtype=torch.int64),
+            torch.ones(5),
+            torch.zeros(5),
+            torch.full((5,), 0.5, dtype=torch.float64),
+        ).tolist()
+        assert tokens[:3] == [NOT_FINITE] * 3
+        assert all(token in range(9) for token in tokens[3:])
+
+
+def test_sample_greedy_takes_the_first_of_equals(form: Any) -> None:
+    assert call(form, torch.tensor([[0.0, 2.0, 2.0, 1.0]]), [0.9], temperature=0) == [1]
+
+
+def test_sample_ties_at_the_bound_are_kept(form: Any) -> None:
+    assert shares(form, [0.4, 0.2, 0.2, 0.2], top_k=2) == pytest.approx([0.4, 0.2, 0.2, 0.2], abs=0.0021)
+
+
+def test_sample_flat_beyond_the_candidates(form: Any) -> None:
+    # 0.9 of a flat distribution is more tokens than the vectorised form looks at first.
+    tokens = set(call(form, torch.zeros(1, 600) + torch.arange(600) * 1e-4, [i / 97 for i in range(97)], top_p=0.9))
+    assert min(tokens) >= 55
+    assert max(tokens) >= 590
+
+
+def test_cpu_equals_reference(generator: torch.Generator) -> None:
+    logits = torch.randn(48, 1500, generator=generator) * torch.linspace(0.1, 6, 48)[:, None]
+    settings = list(itertools.product([0.0, 0.3, 1.0, 2.0], [0, 1, 5, 400], [0.2, 0.9, 1.0]))
+    columns = [torch.tensor(column) for column in zip(*settings, strict=True)]
+    temperature, top_k, top_p = columns[0], columns[1].long(), columns[2]
+    min_p = torch.tensor([0.0, 0.05]).repeat(24)
+    uniform = torch.rand(48, generator=generator, dtype=torch.float64)
+    truth = reference.sample(logits, temperature, top_k, top_p, min_p, uniform)
+    together = cpu.sample(logits, temperature, top_k, top_p, min_p, uniform)
+    assert together.tolist() == truth.tolist()
+    for row in range(48):  # alone as in the batch
+        one = slice(row, row + 1)
+        alone = cpu.sample(logits[one], temperature[one], top_k[one], top_p[one], min_p[one], uniform[one])
+        assert alone.tolist() == truth[one].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sample_narrow_logits(form: Any, dtype: torch.dtype) -> None:
+    assert shares(form, [0.5, 0.25, 0.25], top_k=1) == [1, 0, 0]
+    logits = torch.tensor([[4.0, 8.0, 2.0]], dtype=dtype)
+    assert call(form, logits, [0.5, 0.1]) == [1, 1]
