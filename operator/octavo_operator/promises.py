@@ -63,6 +63,7 @@ async def _lists_what_is_labelled(port: ClusterPort, namespace: str) -> None:
     answer = await port.apply(_service(namespace), manager="one")
     listing = await port.list_all(SERVICE, namespace)
     assert [key_of(one) for one in listing.items] == [(namespace, "one")]
+    assert "kind" not in listing.items[0]
     assert listing.version >= int(answer["metadata"]["resourceVersion"])
     hidden = _service(namespace)
     hidden["metadata"]["labels"] = {}

@@ -1,6 +1,7 @@
 """Looking at one InferenceService: observe → desired → plan → apply → status."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,6 +20,7 @@ from octavo_operator.api.names import (
 from octavo_operator.api.service import InferenceService
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.desired import desired_children
+from octavo_operator.core.digest import digest
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import Applied, is_owned_by, kind_of, plan, remember
 from octavo_operator.core.pods import Cause
@@ -36,6 +38,11 @@ CLAIM_FRESH_SECONDS = 60.0
 
 CLAIM_POLL_SECONDS = 2.0
 """How often a claim that is missing or unbound is read again: claims are not watched, it would show all of them."""
+
+
+REPAIRS_PER_MINUTE = 10
+"""How often a child is put right within a minute. Whoever changes it more often is another controller: two that write
+against each other would go on for ever, and leave a ReplicaSet each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class _Memory:
     """What is remembered about one InferenceService between looks."""
 
     applied: dict[Kind, Applied] = field(default_factory=dict)
+    repairs: dict[Kind, deque[float]] = field(default_factory=dict)
     claim: tuple[str, ClaimPhase, float] | None = None
 
 
@@ -106,7 +114,7 @@ class Reconciler:
             return Outcome()
         claim = await self._claim_phase(service, memory)
         desired = desired_children(service, runtime_image=self._runtime_image)
-        problems = await self._apply(desired, observed, memory.applied)
+        problems = await self._apply(desired, observed, memory)
         present = self._store.observe(key)
         if present is None or present.service["metadata"]["uid"] != service.uid:
             return Outcome()
@@ -115,16 +123,19 @@ class Reconciler:
         waits = claim not in {None, ClaimPhase.BOUND}
         return Outcome(failed=bool(problems), look_again_after=CLAIM_POLL_SECONDS if waits else None)
 
-    async def _apply(
-        self, desired: tuple[Manifest, ...], observed: Observed, applied: dict[Kind, Applied]
-    ) -> list[Cause]:
+    async def _apply(self, desired: tuple[Manifest, ...], observed: Observed, memory: _Memory) -> list[Cause]:
         """Carries out the plan; one child's refusal does not keep the others back."""
-        todo = plan(desired, observed, applied)
+        todo = plan(desired, observed, memory.applied)
         problems = [_taken(manifest) for manifest in todo.taken]
         uid = observed.service["metadata"]["uid"]
         for manifest in todo.create + todo.apply:
             kind = kind_of(manifest)
             metadata = manifest["metadata"]
+            before = memory.applied.get(kind)
+            repeats = before is not None and before.sent == digest(manifest)
+            if repeats and self._is_contested(memory, kind):
+                problems.append(_contested(manifest))
+                continue
             try:
                 if manifest in todo.create:
                     present = await self._port.get(kind, metadata["namespace"], metadata["name"])
@@ -139,8 +150,17 @@ class Reconciler:
             self._metrics.writes.labels(kind.kind).inc()
             logger.info("applied %s %s/%s", kind.kind, metadata["namespace"], metadata["name"])
             self._store.upsert(kind, answer)
-            applied[kind] = remember(manifest, answer)
+            memory.applied[kind] = remember(manifest, answer)
         return problems
+
+    def _is_contested(self, memory: _Memory, kind: Kind) -> bool:
+        """Whether a repair of this child would be one too many; counts it if not."""
+        now = self._monotonic()
+        repairs = memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE))
+        if len(repairs) == REPAIRS_PER_MINUTE and now - repairs[0] < 60:
+            return True
+        repairs.append(now)
+        return False
 
     async def _write(self, manifest: Manifest, present: Manifest | None) -> Manifest:
         metadata = manifest["metadata"]
@@ -194,4 +214,13 @@ def _taken(manifest: Manifest) -> Cause:
     return Cause(
         Reason.NAME_TAKEN,
         f"{kind} {name} exists and belongs to someone else; delete it, or give the InferenceService another name",
+    )
+
+
+def _contested(manifest: Manifest) -> Cause:
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    return Cause(
+        Reason.CONTESTED,
+        f"something keeps changing {kind} {name} back; `kubectl get {kind.lower()} {name} --show-managed-fields -o yaml` "
+        "shows who writes it",
     )

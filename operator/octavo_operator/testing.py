@@ -118,7 +118,8 @@ class FakeCluster:
         """See ClusterPort."""
         self._raise_fault("list_all", kind)
         items = [
-            copy.deepcopy(one)
+            # The items of a list bear no kind.
+            {name: copy.deepcopy(value) for name, value in one.items() if name not in {"apiVersion", "kind"}}
             for key, one in self._objects[kind].items()
             if namespace in {None, key[0]} and (kind == INFERENCE_SERVICE or _is_managed(one))
         ]

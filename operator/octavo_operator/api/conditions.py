@@ -27,6 +27,7 @@ class Reason(StrEnum):
     SPEC_INVALID = "SpecInvalid"
     NAME_TAKEN = "NameTaken"
     APPLY_REJECTED = "ApplyRejected"
+    CONTESTED = "Contested"
     PODS_REFUSED = "PodsRefused"
     OOM_KILLED = "OOMKilled"
     CRASHED = "Crashed"

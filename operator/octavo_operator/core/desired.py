@@ -105,8 +105,8 @@ def _metadata(service: InferenceService, kind: Kind, annotations: dict[str, str]
                 "kind": INFERENCE_SERVICE.kind,
                 "name": service.name,
                 "uid": service.uid,
+                # blockOwnerDeletion would need a right on inferenceservices/finalizers in some clusters.
                 "controller": True,
-                "blockOwnerDeletion": True,
             }
         ],
     }

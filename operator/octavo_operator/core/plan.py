@@ -76,7 +76,9 @@ def plan(desired: Iterable[Manifest], observed: Observed, applied: Mapping[Kind,
 
 def remember(sent: Manifest, answer: Manifest) -> Applied:
     """What to keep of an apply, or of an observed child in order to compare it."""
-    return Applied(digest(sent), digest(_same_fields(answer, sent)))
+    # The items of a list bear no kind.
+    fields = {name: value for name, value in sent.items() if name not in {"apiVersion", "kind"}}
+    return Applied(digest(sent), digest(_same_fields(answer, fields)))
 
 
 def kind_of(manifest: Manifest) -> Kind:

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
 from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, SERVICE, WATCHED, Key, Kind, Manifest, key_of
 from octavo_operator.cluster.port import ClusterPort
@@ -67,6 +68,9 @@ class Controller:
         self._listed = asyncio.Event()
         self._relist = asyncio.Event()
         self._started: dict[Key, float] = {}
+        metrics.queue_depth.set_function(self._queue.__len__)
+        for kind in WATCHED:
+            metrics.objects.labels(kind.kind).set_function(partial(store.count, kind))
 
     @property
     def is_ready(self) -> bool:
@@ -129,8 +133,6 @@ class Controller:
                 await asyncio.sleep(LIST_RETRY_SECONDS)
                 continue
             self._metrics.last_list.set_to_current_time()
-            for kind in WATCHED:
-                self._metrics.objects.labels(kind.kind).set(self._store.count(kind))
             if not self.is_ready:
                 logger.info("known: %s", {kind.kind: self._store.count(kind) for kind in WATCHED})
                 self._listed.set()
@@ -143,7 +145,6 @@ class Controller:
         await self._listed.wait()
         while True:
             key = self._queue.take(time.monotonic())
-            self._metrics.queue_depth.set(len(self._queue))
             if key is None:
                 await self._sleep()
                 continue
