@@ -22,6 +22,7 @@ from octavo_runtime.domain import EngineConfig, EngineInfo, StepPlan, StepResult
 from octavo_runtime.errors import DeviceLost
 
 __all__ = [
+    "CHAT_TEMPLATE",
     "ENGINE_COMMAND",
     "EOS",
     "Script",
@@ -145,7 +146,7 @@ def byte_level_tokenizer() -> Tokenizer:
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
     "{%- if message.role == 'tool' %}{{ raise_exception('no tool messages here') }}{% endif %}"
-    "{{ message.role }}: {{ message.content }}\n"
+    "{{ message.role + ': ' + message.content + '\n' }}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}assistant: {% endif %}"
 )

@@ -48,7 +48,7 @@ class Quantity(click.ParamType[int]):
         """Returns bytes."""
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", str(value).strip())
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)", str(value).strip())
         if match is None or match[2] not in _SUFFIXES:
             self.fail(f"{value!r} is no amount of bytes; write it as 4294967296, 4Gi, 512Mi or 4G", param, ctx)
         size = int(float(match[1]) * _SUFFIXES[match[2]]) if "." in match[1] else int(match[1]) * _SUFFIXES[match[2]]

@@ -119,11 +119,7 @@ def serve(ctx: click.Context, /, model: Path, served_model_name: str | None, log
       octavo serve ./smollm2 --max-model-len 2048 --kv-cache-memory 512Mi --port 8001
     """  # noqa: D301 - click wants a backspace, not its letters
     del flags["termination_log"]  # read by `run`, which also reports flags that do not parse
-    if not (model / "config.json").is_file():
-        missing = f"no config.json in {model}" if model.is_dir() else f"there is no directory {model}"
-        raise ModelNotFound(
-            missing, hint="Give the directory of a model; `octavo convert FILE.gguf DIR` makes one from a GGUF file."
-        )
+    _check_directory(model)
     if flags["max_num_batched_tokens"] < flags["max_num_seqs"]:
         raise BadFlags(
             f"--max-num-batched-tokens {flags['max_num_batched_tokens']} is less than --max-num-seqs "
@@ -146,3 +142,15 @@ def serve(ctx: click.Context, /, model: Path, served_model_name: str | None, log
     config = ServerConfig(served_model_name=served_model_name or model.resolve().name, **http)
     engine = EngineConfig(model=str(model), **flags)
     uvloop.run(server.serve(config, engine, engine_command=ctx.obj or ENGINE_COMMAND))
+
+
+def _check_directory(model: Path) -> None:
+    try:
+        if (model / "config.json").is_file():
+            return
+        missing = f"no config.json in {model}" if model.is_dir() else f"there is no directory {model}"
+    except OSError as error:  # such as a name that is too long
+        missing = f"the directory {model} cannot be read: {error.strerror}"
+    raise ModelNotFound(
+        missing, hint="Give the directory of a model; `octavo convert FILE.gguf DIR` makes one from a GGUF file."
+    )

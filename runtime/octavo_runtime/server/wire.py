@@ -236,6 +236,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
         if not self.messages:
             raise InvalidRequest("messages is an empty list", param="messages")
         if self.max_completion_tokens is not None:  # the newer name wins
+            if self.max_completion_tokens < 1:
+                raise InvalidRequest(
+                    f"max_completion_tokens must be 1 or more, not {self.max_completion_tokens}",
+                    param="max_completion_tokens",
+                )
             self.max_tokens = self.max_completion_tokens
 
 

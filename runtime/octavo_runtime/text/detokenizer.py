@@ -3,7 +3,8 @@
 A window of the last tokens is decoded at each step, and what goes beyond the text already shown is new. The window
 starts with the tokens of the piece before, because some decoders treat the first token of a sequence specially
 (SentencePiece strips its space). A character of up to four bytes may be spread over as many tokens; until its last
-byte comes, the decoder shows U+FFFD for it: up to three of those at the end are held back.
+byte comes, the decoder shows U+FFFD for it. So what ends in U+FFFD is held back for three tokens; if the character is
+not whole by then it never will be, and only the last three U+FFFD are held back further.
 
 `tokenizers.decoders.DecodeStream` does the same in Rust, but raises ("Invalid prefix encountered") when bytes that
 are not UTF-8 follow a byte token, and cannot be flushed at the end.
@@ -41,6 +42,8 @@ class Detokenizer:
         self._window.append(token_id)
         text = self._tokenizer.decode(self._window)
         held = min(_MAX_HELD, len(text) - len(text.rstrip(_REPLACEMENT)))
+        if held and len(self._window) - self._new <= _MAX_HELD:
+            return ""
         piece = text[self._shown : len(text) - held]
         self._shown += len(piece)
         if piece and held == 0:

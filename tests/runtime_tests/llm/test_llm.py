@@ -1,0 +1,143 @@
+"""The offline form, on a scripted executor: what it returns, refuses, and shares with the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import octavo_runtime
+from octavo_runtime import LLM, SamplingParams
+from octavo_runtime.domain import StepPlan, StepResult
+from octavo_runtime.errors import BadFlags, InvalidRequest, ModelNotFound
+from octavo_runtime.testing import EOS, Script, ScriptedExecutor, ids, write_model
+
+
+def offline(folder: Path, script: Script | None = None, **settings: object) -> tuple[LLM, ScriptedExecutor]:
+    script = script or Script(reply=ids("Hello, wörld 😀! "), fail_on=1)
+    executor = ScriptedExecutor(script)
+    return LLM(write_model(folder / "tiny", script), executor=executor, **settings), executor
+
+
+def test_generate_one_text(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path)
+    (output,) = llm.generate("hi", SamplingParams(max_tokens=5))
+    assert output.text == "Hello"
+    assert output.token_ids == ids("Hello")
+    assert output.prompt_token_ids == ids("hi")
+    assert (output.finish_reason, output.stop_reason, output.num_cached_tokens) == ("length", None, 0)
+
+
+def test_generate_default_sampling(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path)
+    assert len(llm.generate("hi")[0].token_ids) == 16
+
+
+def test_generate_many_in_order_and_in_one_batch(tmp_path: Path) -> None:
+    llm, executor = offline(tmp_path)
+    each = [SamplingParams(max_tokens=n) for n in (9, 1, 5)]
+    prompts: list[str | list[int]] = ["a", [66, 67], "c"]
+    outputs = llm.generate(prompts, each)
+    assert [output.text for output in outputs] == ["Hello, wö"[:8] + "\ufffd", "H", "Hello"]
+    assert [output.prompt_token_ids for output in outputs] == [(97,), (66, 67), (99,)]
+    assert len(executor.plans[0].sequences) == 3
+
+
+def test_generate_one_list_of_token_ids_is_one_prompt(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path)
+    assert len(llm.generate([72, 73, 74])) == 1
+
+
+def test_generate_nothing(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path)
+    assert llm.generate([]) == []
+
+
+def test_generate_stop_string_frees_the_engine(tmp_path: Path) -> None:
+    llm, executor = offline(tmp_path)
+    (output,) = llm.generate("hi", SamplingParams(max_tokens=400, stop=("wör",)))
+    assert (output.text, output.finish_reason, output.stop_reason) == ("Hello, ", "stop", "wör")
+    assert output.token_ids == ids("Hello, wör")
+    assert len(executor.plans) == len(ids("Hello, wör")), "no step after the stop string"
+
+
+def test_generate_end_of_sequence(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path, Script(reply=(*ids("ok"), EOS)))
+    (output,) = llm.generate("hi", SamplingParams(max_tokens=50))
+    assert (output.text, output.token_ids, output.finish_reason) == ("ok", (*ids("ok"), EOS), "stop")
+
+
+def test_generate_prefix_cache_is_told(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path)
+    prompt = "a prompt of more than one block of sixteen"
+    assert llm.generate(prompt)[0].num_cached_tokens == 0
+    assert llm.generate(prompt)[0].num_cached_tokens == 32
+
+
+def test_generate_without_prefix_cache(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path, enable_prefix_caching=False)
+    prompt = "a prompt of more than one block of sixteen"
+    assert [llm.generate(prompt)[0].num_cached_tokens for _ in range(2)] == [0, 0]
+
+
+def test_generate_failed_request_is_its_own(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path)
+    bad, good = llm.generate([[1], [72]], SamplingParams(max_tokens=3))
+    assert (bad.finish_reason, bad.text, bad.error) == ("error", "", "the logits are not finite")
+    assert (good.text, good.error) == ("Hel", None)
+
+
+def test_generate_refuses_before_anything_runs(tmp_path: Path) -> None:
+    llm, executor = offline(tmp_path)
+    with pytest.raises(InvalidRequest, match="token id 300"):
+        llm.generate([[72], [300]])
+    with pytest.raises(InvalidRequest, match="2 prompts, but 1 sampling_params"):
+        llm.generate(["a", "b"], [SamplingParams()])
+    assert executor.plans == []
+    assert llm.generate("hi", SamplingParams(max_tokens=1))[0].text == "H"
+
+
+def test_generate_interrupted_leaves_the_engine_usable(tmp_path: Path) -> None:
+    class Interrupting(ScriptedExecutor):
+        def execute(self, plan: StepPlan) -> StepResult:
+            if len(self.plans) == 3:
+                self.plans.append(plan)
+                raise KeyboardInterrupt
+            return super().execute(plan)
+
+    script = Script(reply=ids("abc"))
+    llm = LLM(write_model(tmp_path, script), executor=Interrupting(script))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b"], SamplingParams(max_tokens=50))
+    assert llm.generate("c", SamplingParams(max_tokens=3))[0].text == "abc"
+
+
+def test_chat(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path)
+    one = llm.chat([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=5))
+    assert [output.prompt_token_ids for output in one] == [ids("user: hi\nassistant: ")]
+    two = llm.chat([[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]])
+    assert len(two) == 2
+
+
+def test_llm_refuses_unknown_settings(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="LLM has no setting max_modl_len: did you mean max_model_len"):
+        LLM(tmp_path, max_modl_len=5)
+    with pytest.raises(TypeError, match="there are device, dtype"):
+        LLM(tmp_path, zzz=5)
+
+
+def test_llm_refuses_settings_that_contradict(tmp_path: Path) -> None:
+    with pytest.raises(BadFlags, match="max_num_batched_tokens"):
+        offline(tmp_path, max_num_batched_tokens=8)
+
+
+def test_llm_model_not_found(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        LLM(tmp_path / "nowhere")
+
+
+def test_exports() -> None:
+    assert set(octavo_runtime.__all__) == {"LLM", "RequestOutput", "SamplingParams"}
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = octavo_runtime.nothing
