@@ -164,6 +164,7 @@ def _pod_template(service: InferenceService, runtime_image: str) -> Manifest:
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,
+            "runAsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
             **(extra.spec.security_context or {}),
         },

@@ -1,0 +1,153 @@
+import json
+from typing import Any
+
+import pytest
+
+from octavo_operator.api.names import TEMPLATE_LABEL, Manifest
+from octavo_operator.core.pods import current_pods, placement_fault, serving_fault
+
+SHORT_OF_MEMORY = {
+    "code": "NotEnoughMemoryForKV",
+    "message": "one request of 4096 tokens needs 2.0 GiB of KV, 1.0 GiB is available",
+    "hint": "raise runtime.kvCacheMemory or lower runtime.maxModelLen",
+    "needed": 2147483648,
+    "available": 1073741824,
+}
+
+
+def pod(name: str = "chat-1", template: str = "new", *, conditions: list[Any] | None = None, **status: Any) -> Manifest:
+    return {
+        "metadata": {"name": name, "labels": {TEMPLATE_LABEL: template}},
+        "status": {"conditions": conditions or [], **status},
+    }
+
+
+def with_server(name: str = "chat-1", *, ready: bool = False, template: str = "new", **states: Any) -> Manifest:
+    return pod(name, template, containerStatuses=[{"name": "server", "ready": ready, **states}])
+
+
+def ended(message: str, code: int = 14, reason: str = "Error") -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+
+
+@pytest.mark.parametrize(
+    ("server", "reason", "message"),
+    [
+        (
+            {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended(json.dumps(SHORT_OF_MEMORY))},
+            "NotEnoughMemoryForKV",
+            (
+                "one request of 4096 tokens needs 2.0 GiB of KV, 1.0 GiB is available; raise runtime.kvCacheMemory or lower "
+                "runtime.maxModelLen [pod chat-1]"
+            ),
+        ),
+        (
+            {"state": ended(json.dumps({"code": "BadFlags", "message": "no such flag"}), 2)},
+            "BadFlags",
+            "no such flag [pod chat-1]",
+        ),
+        (
+            {"state": {"running": {}}, "lastState": ended(json.dumps(SHORT_OF_MEMORY))},
+            "NotEnoughMemoryForKV",
+            None,
+        ),
+        (
+            {"lastState": ended("Traceback\nValueError: no\n", 1)},
+            "Crashed",
+            "the server ended with exit code 1: Traceback\nValueError: no [pod chat-1]",
+        ),
+        ({"lastState": ended("[1, 2]", 1)}, "Crashed", None),
+        ({"lastState": ended('{"code": 5, "message": "x"}', 1)}, "Crashed", None),
+        ({"lastState": ended('{"code": "no spaces allowed", "message": "x"}', 1)}, "Crashed", None),
+        ({"lastState": {"terminated": {"exitCode": 137, "reason": "Error"}}}, "Crashed", None),
+        # A child that is OOM-killed ends its parent with another code than 137: the reason counts.
+        ({"lastState": ended("", 3, "OOMKilled")}, "OOMKilled", None),
+        (
+            {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}},
+            "ImagePullBackOff",
+            "no such image [pod chat-1]",
+        ),
+        (
+            {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": "m"}}},
+            "CreateContainerConfigError",
+            None,
+        ),
+    ],
+)
+def test_serving_fault(server: dict[str, Any], reason: str, message: str | None) -> None:
+    fault = serving_fault([with_server(**server)])
+    assert fault is not None
+    assert fault.reason == reason
+    assert message is None or fault.message == message
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        with_server(state={"waiting": {"reason": "ContainerCreating"}}),
+        with_server(state={"running": {}}),
+        with_server(ready=True, state={"running": {}}, lastState=ended("x")),
+        with_server(state={"running": {}}, lastState=ended("", 0, "Completed")),
+        pod(phase="Pending"),
+    ],
+    ids=["creating", "loading", "healed", "stopped as asked", "no container yet"],
+)
+def test_serving_fault_of_a_healthy_pod_is_none(one: Manifest) -> None:
+    assert serving_fault([one]) is None
+
+
+def test_serving_fault_prefers_the_runtimes_words_and_is_stable() -> None:
+    pods = [
+        with_server("b", lastState=ended("a log", 1)),
+        with_server("d", lastState=ended(json.dumps(SHORT_OF_MEMORY))),
+        with_server("c", lastState=ended(json.dumps(SHORT_OF_MEMORY))),
+    ]
+    forward, backward = serving_fault(pods), serving_fault(pods[::-1])
+    assert forward == backward
+    assert forward is not None
+    assert forward.message.endswith("[pod c]")
+
+
+def test_serving_fault_long_log_keeps_its_end() -> None:
+    fault = serving_fault([with_server(lastState=ended("x" * 5000 + " the end", 1))])
+    assert fault is not None
+    assert len(fault.message) < 1000
+    assert "the end" in fault.message
+
+
+def test_serving_fault_evicted() -> None:
+    fault = serving_fault([pod(phase="Failed", reason="Evicted", message="low on ephemeral-storage")])
+    assert fault is not None
+    assert (fault.reason, fault.message) == ("Evicted", "low on ephemeral-storage [pod chat-1]")
+
+
+@pytest.mark.parametrize(
+    ("message", "limits", "reason"),
+    [
+        ("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.", ["nvidia.com/gpu", "memory"], "WaitingForGPU"),
+        ("0/1 nodes are available: 1 Insufficient amd.com/gpu.", ["amd.com/gpu"], "WaitingForGPU"),
+        (
+            "0/1 nodes are available: 1 Insufficient nvidia.com/mig-1g.10gb.",
+            ["nvidia.com/mig-1g.10gb"],
+            "WaitingForGPU",
+        ),
+        ("0/1 nodes are available: 1 Insufficient memory.", ["nvidia.com/gpu", "memory"], "Unschedulable"),
+        ('persistentvolumeclaim "models" not found', [], "Unschedulable"),
+    ],
+)
+def test_placement_fault(message: str, limits: list[str], reason: str) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    fault = placement_fault([pod(conditions=[condition])], limits)
+    assert fault is not None
+    assert (fault.reason, fault.message) == (reason, message)
+
+
+def test_placement_fault_of_placed_pods_is_none() -> None:
+    assert placement_fault([pod(conditions=[{"type": "PodScheduled", "status": "True"}]), pod()], []) is None
+
+
+def test_current_pods_leave_out_old_templates_and_those_that_go() -> None:
+    old, new, going = pod("a", "old"), pod("b"), pod("c")
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert current_pods([old, new, going], "new") == (new,)
+    assert current_pods([old, going], "new") == (old,)

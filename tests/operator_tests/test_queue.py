@@ -1,0 +1,121 @@
+from collections.abc import Callable
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from octavo_operator.core.queue import WorkQueue
+
+KEYS = st.integers(0, 4)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Against the slow truth: for each key, whether news has come since its last look began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: WorkQueue[int] = WorkQueue()
+        self.now = 0.0
+        self.unseen: set[int] = set()
+        self.due: dict[int, float] = {}
+        self.active: set[int] = set()
+
+    @rule(key=KEYS, urgent=st.booleans())
+    def add(self, key: int, urgent: bool) -> None:
+        self.queue.add(key, urgent=urgent)
+        self.unseen.add(key)
+
+    @rule(key=KEYS, delay=st.integers(0, 9))
+    def add_at(self, key: int, delay: int) -> None:
+        self.queue.add_at(key, self.now + delay)
+        self.due[key] = min(self.now + delay, self.due.get(key, float("inf")))
+
+    @rule(key=KEYS)
+    def retry(self, key: int) -> None:
+        delay = self.queue.retry(key, self.now)
+        self.due[key] = min(self.now + delay, self.due.get(key, float("inf")))
+
+    @rule(seconds=st.integers(1, 5))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule()
+    def take(self) -> None:
+        ripe = {key for key, due in self.due.items() if due <= self.now}
+        candidates = (self.unseen | ripe) - self.active
+        self.unseen |= ripe
+        for key in ripe:
+            del self.due[key]
+        taken = self.queue.take(self.now)
+        assert (taken is None) == (not candidates)
+        if taken is not None:
+            assert taken in candidates
+            self.unseen.remove(taken)
+            self.due.pop(taken, None)
+            self.active.add(taken)
+
+    @precondition(lambda self: self.active)
+    @rule(data=st.data())
+    def done(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.active)))
+        self.queue.done(key)
+        self.active.remove(key)
+
+    @invariant()
+    def next_due_is_the_earliest(self) -> None:
+        assert self.queue.next_due() == min(self.due.values(), default=None)
+
+    @invariant()
+    def structure_holds(self) -> None:
+        self.queue.check_invariants()
+
+
+TestQueueMachine = QueueMachine.TestCase
+
+
+def test_take_is_first_in_first_out_and_edits_go_first() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for key in ("a", "b", "c", "d"):
+        queue.add(key)
+    queue.add("c", urgent=True)
+    queue.add("d", urgent=True)
+    queue.add("c")
+    assert [queue.take(0.0) for _ in range(5)] == ["c", "d", "a", "b", None]
+
+
+def test_add_while_active_comes_again_in_its_lane() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a")
+    assert queue.take(0.0) == "a"
+    queue.add("b")
+    queue.add("a", urgent=True)
+    queue.add("a")
+    assert queue.take(0.0) == "b"
+    assert queue.take(0.0) is None
+    queue.add("c")
+    queue.done("a")
+    assert [queue.take(0.0), queue.take(0.0)] == ["a", "c"]
+
+
+def test_retry_doubles_up_to_the_limit_and_succeed_resets() -> None:
+    queue: WorkQueue[str] = WorkQueue(first_delay=1.0, max_delay=5.0)
+    assert [queue.retry("a", 0.0) for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    queue.succeed("a")
+    assert queue.retry("a", 0.0, jitter=1.0) == 1.25
+
+
+def test_retry_many_times_stays_finite() -> None:
+    queue: WorkQueue[str] = WorkQueue(max_delay=300.0)
+    assert [queue.retry("a", 0.0) for _ in range(2000)][-1] == 300.0
+
+
+@pytest.mark.parametrize(
+    "news", [lambda queue: queue.add("a"), lambda queue: queue.add("a", urgent=True)], ids=["event", "edit"]
+)
+def test_news_does_not_wait_for_the_backoff(news: Callable[[WorkQueue[str]], None]) -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.retry("a", 0.0)
+    news(queue)
+    assert queue.take(0.0) == "a"
+    queue.done("a")
+    assert queue.take(1000.0) is None
