@@ -1,0 +1,146 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio.client import Configuration
+
+from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, SERVICE
+from octavo_operator.cluster.client import KubernetesClient
+from octavo_operator.errors import ClusterError, Gone, Rejected, SettingsError, Stale, Unavailable
+from octavo_operator.testing import inference_service
+
+Answer = Callable[[web.Request], Awaitable[web.Response]]
+
+
+class Server:
+    """An API server that gives the answers that a test lays out, and keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, dict[str, str], str, Any]] = []
+        self.answers: list[tuple[int, Any]] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.text()
+        kind = request.headers.get("Content-Type", "")
+        self.asked.append((request.method, request.path, dict(request.query), kind, json.loads(body) if body else None))
+        status, content = self.answers.pop(0)
+        text = content if isinstance(content, str) else json.dumps(content)
+        return web.Response(status=status, text=text, content_type="application/json")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[Server, KubernetesClient]]:
+    scripted = Server()
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", scripted.answer)
+    async with TestServer(application) as http:
+        client = KubernetesClient(Configuration(host=str(http.make_url("")).rstrip("/")))
+        yield scripted, client
+        await client.close()
+
+
+def status(message: str, **details: Any) -> dict[str, Any]:
+    return {"kind": "Status", "message": message, "details": details}
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "error"),
+    [
+        (400, status("bad"), Rejected),
+        (401, status("Unauthorized"), Unavailable),
+        (403, status("may not"), Rejected),
+        (403, status("no new content", causes=[{"reason": "NamespaceTerminating"}]), Gone),
+        (404, status("not found"), Gone),
+        (404, "404 page not found\n", Gone),
+        (409, status("conflict"), Stale),
+        (410, status("expired"), Stale),
+        (422, status("Service is invalid: spec.type"), Rejected),
+        (422, status("Service is invalid: metadata.uid: field is immutable"), Stale),
+        (429, status("storage is (re)initializing"), Unavailable),
+        (500, status("failed to create typed patch object (…): field not declared in schema"), Rejected),
+        (500, status("etcd: leader changed"), Unavailable),
+        (503, "before all known HTTP paths", Unavailable),
+        (200, "[1]", Rejected),
+    ],
+)
+async def test_apply_error(
+    server: tuple[Server, KubernetesClient], code: int, body: Any, error: type[ClusterError]
+) -> None:
+    scripted, client = server
+    scripted.answers.append((code, body))
+    with pytest.raises(error):
+        await client.apply(inference_service(), manager="octavo-operator")
+
+
+async def test_apply_asks_for_a_forced_apply(server: tuple[Server, KubernetesClient]) -> None:
+    scripted, client = server
+    scripted.answers += [(200, {"a": 1}), (200, {"a": 2})]
+    manifest = inference_service()
+    assert await client.apply(manifest, manager="octavo-operator") == {"a": 1}
+    assert await client.apply_status(manifest, manager="octavo-status") == {"a": 2}
+    path = "/apis/octavo.dev/v1alpha1/namespaces/default/inferenceservices/chat"
+    kind = "application/apply-patch+yaml"
+    assert scripted.asked == [
+        ("PATCH", path, {"fieldManager": "octavo-operator", "force": "true"}, kind, manifest),
+        ("PATCH", f"{path}/status", {"fieldManager": "octavo-status", "force": "true"}, kind, manifest),
+    ]
+
+
+async def test_list_all_takes_every_page_and_only_what_is_ours(server: tuple[Server, KubernetesClient]) -> None:
+    scripted, client = server
+    scripted.answers += [
+        (200, {"items": [{"a": 1}, {"a": 2}], "metadata": {"resourceVersion": "7", "continue": "more"}}),
+        (200, {"items": [{"a": 3}], "metadata": {"resourceVersion": "7"}}),
+    ]
+    listing = await client.list_all(SERVICE, None)
+    assert (listing.items, listing.version) == (({"a": 1}, {"a": 2}, {"a": 3}), 7)
+    selector = "app.kubernetes.io/managed-by=octavo-operator"
+    first, second = ((path, query) for _, path, query, _, _ in scripted.asked)
+    assert first == ("/api/v1/services", {"limit": "500", "labelSelector": selector})
+    assert second == ("/api/v1/services", {"limit": "500", "labelSelector": selector, "continue": "more"})
+
+
+async def test_list_all_of_the_objects_has_no_selector(server: tuple[Server, KubernetesClient]) -> None:
+    scripted, client = server
+    scripted.answers.append((200, {"items": [], "metadata": {"resourceVersion": "7"}}))
+    await client.list_all(INFERENCE_SERVICE, "team-a")
+    _, path, query, _, _ = scripted.asked[0]
+    assert (path, query) == ("/apis/octavo.dev/v1alpha1/namespaces/team-a/inferenceservices", {"limit": "500"})
+
+
+async def test_get_of_nothing_is_none(server: tuple[Server, KubernetesClient]) -> None:
+    scripted, client = server
+    scripted.answers += [(404, status("not found")), (200, {"a": 1})]
+    assert await client.get(DEPLOYMENT, "default", "chat") is None
+    assert await client.get(DEPLOYMENT, "default", "chat") == {"a": 1}
+
+
+async def test_call_without_a_server_is_unavailable(unused_tcp_port: int) -> None:
+    client = KubernetesClient(Configuration(host=f"http://127.0.0.1:{unused_tcp_port}"))
+    with pytest.raises(Unavailable, match="GET /api/v1/namespaces/default/services/chat"):
+        await client.get(SERVICE, "default", "chat")
+    await client.close()
+
+
+async def test_call_cut_off_in_the_middle_is_unavailable() -> None:
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(cut, "127.0.0.1", 0) as raw:
+        host, port = raw.sockets[0].getsockname()
+        client = KubernetesClient(Configuration(host=f"http://{host}:{port}"))
+        with pytest.raises(Unavailable):
+            await client.get(SERVICE, "default", "chat")
+        await client.close()
+
+
+async def test_connect_without_credentials_says_what_to_do(tmp_path: Any) -> None:
+    with pytest.raises(SettingsError, match="--kubeconfig"):
+        await KubernetesClient.connect(str(tmp_path / "none"))

@@ -1,0 +1,214 @@
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from octavo_operator.api.names import (
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    POD,
+    SERVICE,
+    WATCHED,
+    Key,
+    Kind,
+    Manifest,
+)
+from octavo_operator.core.store import Store
+from octavo_operator.errors import Gone, OperatorError, Unavailable
+from octavo_operator.handlers import controller as controller_module
+from octavo_operator.handlers.controller import Controller
+from octavo_operator.metrics import Metrics
+from octavo_operator.reconcile import Outcome, Reconciler
+from octavo_operator.testing import FakeCluster, inference_service
+
+KEY = ("default", "chat")
+LOCAL: dict[str, Any] = {"model": {"uri": "file:///m"}}
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 the conditions are states of the fake, which sets no events
+            await asyncio.sleep(0.001)
+
+
+class Operator:
+    """A running controller on a FakeCluster; `deaf` loses the events."""
+
+    def __init__(self, cluster: FakeCluster, resync_seconds: float = 300.0) -> None:
+        self.cluster = cluster
+        self.deaf = False
+        self.looks: list[Key] = []
+        self.metrics = Metrics()
+        store = Store()
+        self.reconciler = Reconciler(
+            cluster, store, self.metrics, runtime_image="image", now=lambda: datetime.now(UTC), monotonic=time.monotonic
+        )
+        self.controller = Controller(cluster, store, self.look, self.metrics, resync_seconds=resync_seconds)
+        cluster.subscribe(self.hear)
+
+    def hear(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
+        if kind in WATCHED and not self.deaf:
+            self.controller.on_event(kind, event_type, manifest)
+
+    async def look(self, key: Key) -> Outcome:
+        self.looks.append(key)
+        return await self.reconciler.reconcile(key)
+
+
+@asynccontextmanager
+async def running(operator: Operator) -> AsyncIterator[None]:
+    task = asyncio.create_task(operator.controller.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+async def test_run_serves_what_was_there_and_what_comes(cluster: FakeCluster) -> None:
+    cluster.put(inference_service("early", **LOCAL))
+    operator = Operator(cluster)
+    async with running(operator):
+        await until(lambda: len(cluster.all(SERVICE)) == 1)
+        cluster.put(inference_service("late", **LOCAL))
+        await until(lambda: len(cluster.all(DEPLOYMENT)) == 2)
+        cluster.delete(SERVICE, ("default", "early"))
+        await until(lambda: len(cluster.all(SERVICE)) == 2)
+
+
+async def test_run_does_not_look_before_it_has_seen_everything(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "LIST_RETRY_SECONDS", 0.05)
+    cluster.fail_on("list_all", POD, Unavailable("starting"), Unavailable("starting"))
+    operator = Operator(cluster)
+    async with running(operator):
+        cluster.put(inference_service(**LOCAL))
+        await until(lambda: not operator.controller.is_ready)
+        assert operator.looks == []
+        await until(lambda: operator.controller.is_ready)
+        await until(lambda: operator.looks)
+
+
+async def test_run_without_the_crd_raises(cluster: FakeCluster) -> None:
+    cluster.fail_on("list_all", INFERENCE_SERVICE, Gone("the server could not find the requested resource"))
+    with pytest.raises(ExceptionGroup) as caught:
+        await Operator(cluster).controller.run()
+    assert caught.group_contains(Gone)
+
+
+async def test_run_heals_soon_after_an_outage(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "OUTAGE_SECONDS", 0.01)
+    operator = Operator(cluster)
+    async with running(operator):
+        await until(lambda: operator.controller.is_ready)
+        cluster.fail_on("apply", SERVICE, *[Unavailable("down")] * 20)
+        cluster.put(inference_service(**LOCAL))
+        await until(lambda: cluster.all(SERVICE))
+    assert operator.metrics.reconciles.labels("failed")._value.get() == 20
+
+
+async def test_run_complete_list_heals_what_the_watches_lost(cluster: FakeCluster) -> None:
+    operator = Operator(cluster, resync_seconds=0.05)
+    async with running(operator):
+        cluster.put(inference_service(**LOCAL))
+        cluster.put(inference_service("dies", **LOCAL))
+        await until(lambda: len(cluster.all(SERVICE)) == 2)
+        operator.deaf = True
+        cluster.delete(SERVICE, KEY)
+        cluster.delete(INFERENCE_SERVICE, ("default", "dies"))
+        await until(lambda: len(cluster.all(SERVICE)) == 1)
+        assert operator.metrics.objects.labels("InferenceService").collect()
+        await until(lambda: operator.controller._store.count(INFERENCE_SERVICE) == 1)
+
+
+async def test_on_event_of_a_new_list_by_kopf_makes_a_list_of_our_own(cluster: FakeCluster) -> None:
+    operator = Operator(cluster)
+    async with running(operator):
+        cluster.put(inference_service(**LOCAL))
+        await until(lambda: cluster.all(SERVICE))
+        operator.deaf = True
+        cluster.delete(SERVICE, KEY)
+        # What kopf reports after a 410: the objects that there are, not the one that vanished.
+        cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["metadata"].update(labels={"a": "b"}))
+        (listed,) = cluster.all(INFERENCE_SERVICE)
+        operator.controller.on_event(INFERENCE_SERVICE, None, listed)
+        await until(lambda: cluster.all(SERVICE))
+
+
+async def test_on_event_edit_overtakes_a_burst(cluster: FakeCluster) -> None:
+    operator = Operator(cluster)
+    first = cluster.put(inference_service("edited", **LOCAL))
+    async with running(operator):
+        await until(lambda: operator.looks)
+        await until(lambda: len(cluster.all(DEPLOYMENT)) == 1)
+        operator.looks.clear()
+        for number in range(50):
+            cluster.put(inference_service(f"burst-{number}", **LOCAL))
+        cluster.edit(INFERENCE_SERVICE, ("default", "edited"), lambda one: one["spec"].update(replicas=3))
+        await until(lambda: len(operator.looks) > 50)
+    assert first["metadata"]["generation"] == 1
+    assert operator.looks[0] == ("default", "edited")
+
+
+async def test_run_survives_a_fault_of_ours_in_one_object(cluster: FakeCluster) -> None:
+    async def look(key: Key) -> Outcome:
+        looks.append(key)
+        if key[1] == "evil":
+            raise ZeroDivisionError
+        return Outcome()
+
+    looks: list[Key] = []
+    controller = Controller(cluster, Store(), look, Metrics(), workers=1)
+    task = asyncio.create_task(controller.run())
+    for name in ("evil", "good"):
+        controller.on_event(INFERENCE_SERVICE, "ADDED", cluster.put(inference_service(name)))
+    await until(lambda: ("default", "good") in looks)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_stuck_looks_names_the_one_that_hangs(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "STUCK_SECONDS", 0.01)
+
+    async def look(_: Key) -> Outcome:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    controller = Controller(cluster, Store(), look, Metrics())
+    task = asyncio.create_task(controller.run())
+    controller.on_event(INFERENCE_SERVICE, "ADDED", cluster.put(inference_service()))
+    await until(controller.stuck_looks)
+    assert controller.stuck_looks() == [KEY]
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_run_failed_look_backs_off(cluster: FakeCluster) -> None:
+    async def look(_: Key) -> Outcome:
+        times.append(time.monotonic())
+        if len(times) == 1:
+            raise OperatorError("refused")
+        return Outcome()
+
+    times: list[float] = []
+    controller = Controller(cluster, Store(), look, Metrics())
+    task = asyncio.create_task(controller.run())
+    controller.on_event(INFERENCE_SERVICE, "ADDED", cluster.put(inference_service()))
+    await until(lambda: len(times) == 2)
+    assert times[1] - times[0] >= 1.0
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

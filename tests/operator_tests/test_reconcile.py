@@ -1,0 +1,273 @@
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from octavo_operator.api.names import CLAIM, DEPLOYMENT, INFERENCE_SERVICE, SERVICE, WATCHED, Manifest
+from octavo_operator.core.store import Store
+from octavo_operator.errors import Gone, Rejected, Stale, Unavailable
+from octavo_operator.metrics import Metrics
+from octavo_operator.reconcile import Outcome, Reconciler
+from octavo_operator.testing import FakeCluster, inference_service
+
+KEY = ("default", "chat")
+
+
+class World:
+    """A FakeCluster whose events reach the reconciler's store at once, and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.store = Store()
+        self.seconds = 0.0
+        self.reconciler = self.start()
+        self.cluster.subscribe(self.tell)
+
+    def tell(self, kind: Any, event_type: str, manifest: Manifest) -> None:
+        if kind in WATCHED:
+            (self.store.delete if event_type == "DELETED" else self.store.upsert)(kind, manifest)
+
+    def start(self) -> Reconciler:
+        return Reconciler(
+            self.cluster,
+            self.store,
+            Metrics(),
+            runtime_image="image",
+            now=lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds),
+            monotonic=lambda: self.seconds,
+        )
+
+    async def look(self) -> Outcome:
+        return await self.reconciler.reconcile(KEY)
+
+    def claim(self, phase: str) -> None:
+        metadata = {"name": "models", "namespace": "default"}
+        status = {"phase": phase}
+        self.cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "status": status})
+
+    def ready(self) -> tuple[str, str]:
+        return self.condition("Ready")
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        (service,) = self.cluster.all(INFERENCE_SERVICE)
+        return next((one["status"], one["reason"]) for one in service["status"]["conditions"] if one["type"] == kind)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.claim("Bound")
+    world.cluster.put(inference_service())
+    return world
+
+
+async def test_reconcile_creates_children_and_status_then_rests(world: World) -> None:
+    assert await world.look() == Outcome()
+    assert [len(world.cluster.all(kind)) for kind in (DEPLOYMENT, SERVICE)] == [1, 1]
+    assert world.ready() == ("False", "Starting")
+    await world.look()  # the status now says that the Service is there
+    writes = world.cluster.writes
+    for _ in range(5):
+        await world.look()
+    assert world.cluster.writes == writes
+
+
+async def test_reconcile_adds_neither_finalizer_nor_annotation(world: World) -> None:
+    await world.look()
+    (service,) = world.cluster.all(INFERENCE_SERVICE)
+    assert not {"finalizers", "annotations", "labels"} & service["metadata"].keys()
+
+
+async def test_reconcile_follows_the_deployment_to_ready_and_back(world: World) -> None:
+    await world.look()
+    counts = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1}
+    world.cluster.edit(DEPLOYMENT, KEY, lambda child: child.update(status=counts))
+    await world.look()
+    assert world.ready() == ("True", "Serving")
+    world.cluster.edit(DEPLOYMENT, KEY, lambda child: child["status"].update(readyReplicas=0))
+    await world.look()
+    assert world.ready() == ("False", "Starting")
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, SERVICE], ids=lambda kind: kind.kind)
+async def test_reconcile_brings_a_deleted_child_back(world: World, kind: Any) -> None:
+    await world.look()
+    (before,) = world.cluster.all(kind)
+    world.cluster.delete(kind, KEY)
+    await world.look()
+    (after,) = world.cluster.all(kind)
+    assert after["spec"] == before["spec"]
+
+
+async def test_reconcile_repairs_a_renumbered_port(world: World) -> None:
+    await world.look()
+    world.cluster.edit(SERVICE, KEY, lambda child: child["spec"]["ports"][0].update(port=81))
+    assert await world.look() == Outcome()
+    (service,) = world.cluster.all(SERVICE)
+    assert [port["port"] for port in service["spec"]["ports"]] == [80]
+
+
+async def test_reconcile_child_that_lost_its_label_is_found_and_labelled(world: World) -> None:
+    await world.look()
+    world.cluster.edit(SERVICE, KEY, lambda child: child["metadata"].pop("labels"))
+    await world.look()
+    (service,) = world.cluster.all(SERVICE)
+    assert service["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+async def test_reconcile_leaves_an_object_of_someone_else_alone(world: World, labelled: bool) -> None:
+    labels = {"app.kubernetes.io/managed-by": "octavo-operator"} if labelled else {}
+    foreign = world.cluster.put(
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat", "namespace": "default", "labels": labels},
+         "spec": {"ports": [{"port": 5, "protocol": "TCP"}]}}
+    )  # fmt: skip
+    assert (await world.look()).failed
+    assert world.cluster.all(SERVICE) == [foreign]
+    assert world.ready() == ("False", "NameTaken")
+    assert len(world.cluster.all(DEPLOYMENT)) == 1
+    world.cluster.delete(SERVICE, KEY)
+    assert not (await world.look()).failed
+    assert world.ready() == ("False", "Starting")
+
+
+async def test_reconcile_takes_over_nothing_that_replaced_its_child(world: World) -> None:
+    await world.look()
+    stale = world.store.get(SERVICE, KEY)
+    assert stale is not None
+    world.cluster.delete(SERVICE, KEY)
+    foreign = world.cluster.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "chat", "namespace": "default"},
+            "spec": {"ports": []},
+        }
+    )
+    # The operator has not heard of it: it still sees its own child, and wants to write it.
+    world.store.upsert(SERVICE, stale | {"metadata": stale["metadata"] | {"resourceVersion": "999", "labels": {}}})
+    with pytest.raises(Stale):
+        await world.look()
+    assert world.cluster.all(SERVICE) == [foreign]
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason"), [(None, "ClaimNotFound"), ("Pending", "ClaimPending"), ("Lost", "ClaimLost")]
+)
+async def test_reconcile_claim_heals_by_itself(world: World, phase: str | None, reason: str) -> None:
+    if phase is None:
+        world.cluster.delete(CLAIM, ("default", "models"))
+    else:
+        world.claim(phase)
+    outcome = await world.look()
+    assert outcome.look_again_after is not None
+    assert outcome.look_again_after <= 5
+    assert world.condition("ModelResolved") == ("False", reason)
+    assert world.ready() == ("False", reason)
+    world.claim("Bound")
+    world.seconds += outcome.look_again_after
+    assert await world.look() == Outcome()
+    assert world.condition("ModelResolved") == ("True", "ClaimBound")
+
+
+async def test_reconcile_bound_claim_is_not_read_each_time(world: World) -> None:
+    await world.look()
+    world.cluster.fail_on("get", CLAIM, Unavailable("must not be read"))
+    await world.look()
+    world.seconds += 61
+    with pytest.raises(Unavailable):
+        await world.look()
+
+
+async def test_reconcile_refusal_is_told_and_does_not_keep_the_other_child_back(world: World) -> None:
+    world.cluster.fail_on("apply", SERVICE, Rejected("spec.type: no load balancer here", status=422))
+    assert (await world.look()).failed
+    assert len(world.cluster.all(DEPLOYMENT)) == 1
+    (service,) = world.cluster.all(INFERENCE_SERVICE)
+    ready = service["status"]["conditions"][0]
+    assert ready["reason"] == "ApplyRejected"
+    assert ready["message"] == "Service chat: spec.type: no load balancer here"
+    assert not (await world.look()).failed
+    assert world.ready() == ("False", "Starting")
+
+
+async def test_reconcile_unknown_field_is_told_and_touches_nothing(world: World) -> None:
+    await world.look()
+    (before,) = world.cluster.all(DEPLOYMENT)
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(turbo=True, replicas=7))
+    await world.look()
+    assert world.ready() == ("False", "SpecInvalid")
+    assert world.cluster.all(DEPLOYMENT) == [before]
+
+
+async def test_reconcile_object_that_goes_gets_no_children(world: World) -> None:
+    moment = "2026-01-01T00:00:00Z"
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["metadata"].update(deletionTimestamp=moment))
+    assert await world.look() == Outcome()
+    assert world.cluster.all(DEPLOYMENT) == []
+
+
+async def test_reconcile_deleted_object_leaves_nothing_to_do(world: World) -> None:
+    await world.look()
+    world.cluster.delete(INFERENCE_SERVICE, KEY)
+    assert await world.look() == Outcome()
+    assert world.cluster.all(DEPLOYMENT) == world.cluster.all(SERVICE) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [("apply", SERVICE), ("apply_status", INFERENCE_SERVICE), ("get", DEPLOYMENT)]
+)
+async def test_reconcile_terminating_namespace_is_no_error(world: World, method: str, kind: Any) -> None:
+    world.cluster.fail_on(method, kind, Gone("namespace default is being terminated"))
+    assert await world.look() == Outcome()
+
+
+async def test_reconcile_gone_and_made_again_starts_anew(world: World) -> None:
+    """Between two looks the object was replaced by one of the same name: the children follow the new one."""
+    await world.look()
+    world.cluster.delete(INFERENCE_SERVICE, KEY)
+    world.cluster.put(inference_service(replicas=4))
+    await world.look()
+    (child,) = world.cluster.all(DEPLOYMENT)
+    (service,) = world.cluster.all(INFERENCE_SERVICE)
+    assert child["spec"]["replicas"] == 4
+    assert child["metadata"]["ownerReferences"][0]["uid"] == service["metadata"]["uid"]
+
+
+def scale(child: Manifest) -> None:
+    child["spec"]["replicas"] += 1
+
+
+async def test_reconcile_contested_child_is_written_ten_times_a_minute(world: World) -> None:
+    await world.look()
+    for _ in range(30):
+        world.cluster.edit(DEPLOYMENT, KEY, scale)
+        await world.look()
+    (child,) = world.cluster.all(DEPLOYMENT)
+    assert child["metadata"]["generation"] == 1 + 10 * 2 + 20
+    assert world.ready() == ("False", "Contested")
+    world.seconds += 61
+    assert not (await world.look()).failed
+    assert world.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == 1
+    assert world.ready() == ("False", "Starting")
+
+
+async def test_reconcile_edits_by_the_user_are_never_contested(world: World) -> None:
+    for replicas in range(30):
+        world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one, count=replicas: one["spec"].update(replicas=count))  # type: ignore[misc] # lambda with a default
+        await world.look()
+        assert world.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == replicas
+
+
+@pytest.mark.parametrize("error", [Unavailable("down"), Stale("changed")], ids=["outage", "conflict"])
+async def test_reconcile_outage_at_any_request_heals(world: World, error: Exception) -> None:
+    requests: list[tuple[str, Any]] = [
+        ("get", CLAIM), ("get", SERVICE), ("apply", SERVICE), ("get", DEPLOYMENT), ("apply", DEPLOYMENT),
+        ("apply_status", INFERENCE_SERVICE),
+    ]  # fmt: skip
+    for method, kind in requests:
+        world.cluster.fail_on(method, kind, error)  # type: ignore[arg-type] # both are ClusterErrors
+        with pytest.raises(type(error)):
+            await world.look()
+    assert await world.look() == Outcome()
+    assert world.ready() == ("False", "Starting")

@@ -1,0 +1,58 @@
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from octavo_operator.handlers.web import start_server
+from octavo_operator.metrics import Metrics
+
+
+@pytest.fixture
+async def site(unused_tcp_port: int) -> AsyncIterator[tuple[Any, str]]:
+    controller: Any = SimpleNamespace(is_ready=False, stuck_looks=list)
+    runner = await start_server(controller, Metrics(), host="127.0.0.1", port=unused_tcp_port)
+    yield controller, f"http://127.0.0.1:{unused_tcp_port}"
+    await runner.cleanup()
+
+
+async def fetch(url: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_readyz_waits_for_the_first_list(site: tuple[Any, str]) -> None:
+    controller, url = site
+    assert (await fetch(f"{url}/readyz"))[0] == 503
+    controller.is_ready = True
+    assert await fetch(f"{url}/readyz") == (200, "ok\n")
+
+
+async def test_livez_names_what_hangs(site: tuple[Any, str]) -> None:
+    controller, url = site
+    assert await fetch(f"{url}/livez") == (200, "ok\n")
+    controller.stuck_looks = lambda: [("default", "chat")]
+    assert await fetch(f"{url}/livez") == (503, "looks that hang: default/chat\n")
+
+
+async def test_metrics_have_their_documented_names(site: tuple[Any, str]) -> None:
+    _, url = site
+    status, text = await fetch(f"{url}/metrics")
+    assert status == 200
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert names >= {
+        "octavo_operator_reconciles_total",
+        "octavo_operator_reconcile_seconds",
+        "octavo_operator_writes_total",
+        "octavo_operator_watch_events_total",
+        "octavo_operator_queue_depth",
+        "octavo_operator_objects",
+        "octavo_operator_last_list_timestamp_seconds",
+    }
+
+
+async def test_start_server_on_a_taken_port_raises(site: tuple[Any, str]) -> None:
+    controller, url = site
+    with pytest.raises(OSError, match="address already in use"):
+        await start_server(controller, Metrics(), host="127.0.0.1", port=int(url.rpartition(":")[2]))
