@@ -22,7 +22,7 @@ from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.desired import desired_children
 from octavo_operator.core.digest import digest
 from octavo_operator.core.observed import ClaimPhase, Observed
-from octavo_operator.core.plan import Applied, is_owned_by, kind_of, plan, remember
+from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
 from octavo_operator.core.pods import Cause
 from octavo_operator.core.status import desired_status, invalid_status, is_written
 from octavo_operator.core.store import Store
@@ -127,7 +127,6 @@ class Reconciler:
         """Carries out the plan; one child's refusal does not keep the others back."""
         todo = plan(desired, observed, memory.applied)
         problems = [_taken(manifest) for manifest in todo.taken]
-        uid = observed.service["metadata"]["uid"]
         for manifest in todo.create + todo.apply:
             kind = kind_of(manifest)
             metadata = manifest["metadata"]
@@ -139,7 +138,7 @@ class Reconciler:
             try:
                 if manifest in todo.create:
                     present = await self._port.get(kind, metadata["namespace"], metadata["name"])
-                    if present is not None and not is_owned_by(present, uid):
+                    if present is not None and not is_ours(present, observed.service):
                         problems.append(_taken(manifest))
                         continue
                 answer = await self._write(manifest, observed.children.get(kind))

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_operator.api.names import DEPLOYMENT, OPERATOR, SERVICE, Kind, Manifest
+from octavo_operator.api.names import DEPLOYMENT, MANAGED_BY, OPERATOR, OWNER_LABEL, SERVICE, Kind, Manifest
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.desired import desired_children
 from octavo_operator.core.observed import Observed
-from octavo_operator.core.plan import Applied, Plan, kind_of, plan, remember
+from octavo_operator.core.plan import Applied, Plan, is_ours, kind_of, plan, remember
 from octavo_operator.testing import FakeCluster, inference_service
 
 RESOURCES = {"limits": {"cpu": "1000m", "memory": "1024Mi"}, "requests": {"cpu": "250m"}}
@@ -80,10 +80,28 @@ def test_plan_rewritten_quantities_and_defaults_are_no_difference() -> None:
     assert world.plan() == Plan()
 
 
+@pytest.mark.parametrize(
+    ("labels", "owners", "ours"),
+    [
+        ({}, [], False),
+        ({OWNER_LABEL: "chat"}, [], False),
+        ({OWNER_LABEL: "chat", MANAGED_BY: OPERATOR}, [], True),
+        ({OWNER_LABEL: "other", MANAGED_BY: OPERATOR}, [], False),
+        ({OWNER_LABEL: "chat", MANAGED_BY: OPERATOR}, [{"uid": "uid-9", "controller": True}], False),
+        ({OWNER_LABEL: "chat", MANAGED_BY: OPERATOR}, [{"uid": "uid-9"}], True),
+        ({}, [{"uid": "uid-1", "controller": True}], True),
+    ],
+    ids=["stranger", "half a label", "orphan", "orphan of another", "of another owner", "with a bystander", "ours"],
+)
+def test_is_ours(labels: dict[str, str], owners: list[dict[str, Any]], ours: bool) -> None:
+    service = {"metadata": {"name": "chat", "uid": "uid-1"}}
+    assert is_ours({"metadata": {"labels": labels, "ownerReferences": owners}}, service) is ours
+
+
 def test_plan_never_touches_a_child_of_someone_else() -> None:
     world = World()
     world.cluster.put({"apiVersion": "v1", "kind": "Service", "metadata": {
-        "name": "chat", "namespace": "default", "labels": world.desired()[0]["metadata"]["labels"]}, "spec": {"ports": []}})  # fmt: skip
+        "name": "chat", "namespace": "default", "labels": {MANAGED_BY: OPERATOR}}, "spec": {"ports": []}})  # fmt: skip
     todo = world.plan()
     assert [kind_of(one) for one in todo.taken] == [SERVICE]
     assert [kind_of(one) for one in todo.create] == [DEPLOYMENT]

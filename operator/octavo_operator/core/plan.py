@@ -19,11 +19,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.api.names import DEPLOYMENT, SERVICE, Kind, Manifest
+from octavo_operator.api.names import DEPLOYMENT, MANAGED_BY, OPERATOR, OWNER_LABEL, SERVICE, Kind, Manifest
 from octavo_operator.core.digest import digest
 from octavo_operator.core.observed import Observed
 
-__all__ = ["Applied", "Plan", "is_owned_by", "kind_of", "plan", "remember"]
+__all__ = ["Applied", "Plan", "is_ours", "kind_of", "plan", "remember"]
 
 CHILD_KINDS = {(kind.api_version, kind.kind): kind for kind in (DEPLOYMENT, SERVICE)}
 
@@ -60,14 +60,13 @@ def plan(desired: Iterable[Manifest], observed: Observed, applied: Mapping[Kind,
         observed: what exists.
         applied: what is remembered of the last apply of each kind.
     """
-    uid = observed.service["metadata"]["uid"]
     create, apply, taken = [], [], []
     for manifest in desired:
         kind = kind_of(manifest)
         child = observed.children.get(kind)
         if child is None:
             create.append(manifest)
-        elif not is_owned_by(child, uid):
+        elif not is_ours(child, observed.service):
             taken.append(manifest)
         elif applied.get(kind) != remember(manifest, child):
             apply.append(manifest)
@@ -86,10 +85,17 @@ def kind_of(manifest: Manifest) -> Kind:
     return CHILD_KINDS[manifest["apiVersion"], manifest["kind"]]
 
 
-def is_owned_by(child: Manifest, uid: str) -> bool:
-    """Whether the child's controller is the object with this uid."""
-    owners = child["metadata"].get("ownerReferences", ())
-    return any(owner.get("controller") and owner["uid"] == uid for owner in owners)
+def is_ours(child: Manifest, service: Manifest) -> bool:
+    """Whether a child belongs to an InferenceService.
+
+    It does when the object is its controller. An orphan does too if it bears our labels and that name: it was ours
+    before its owner reference was lost, by `kubectl delete --cascade=orphan` or by hand.
+    """
+    owner = next((one for one in child["metadata"].get("ownerReferences", ()) if one.get("controller")), None)
+    if owner is not None:
+        return bool(owner["uid"] == service["metadata"]["uid"])
+    labels: dict[str, str] = child["metadata"].get("labels", {})
+    return labels.get(MANAGED_BY) == OPERATOR and labels.get(OWNER_LABEL) == service["metadata"]["name"]
 
 
 def _same_fields(answer: Any, sent: Any) -> Any:

@@ -15,7 +15,7 @@ from octavo_operator.api.names import DEPLOYMENT, OWNER_LABEL, SERVICE, TEMPLATE
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.desired import service_url
 from octavo_operator.core.observed import ClaimPhase, Observed
-from octavo_operator.core.plan import is_owned_by
+from octavo_operator.core.plan import is_ours
 from octavo_operator.core.pods import Cause, current_pods, placement_fault, serving_fault
 
 __all__ = ["desired_status", "invalid_status", "is_written"]
@@ -120,7 +120,7 @@ def _by_type(conditions: Sequence[Manifest]) -> list[Manifest]:
 
 def _own(observed: Observed, kind: Kind) -> Manifest | None:
     child = observed.children.get(kind)
-    if child is None or not is_owned_by(child, observed.service["metadata"]["uid"]):
+    if child is None or not is_ours(child, observed.service):
         return None
     return child
 
