@@ -1,12 +1,13 @@
 """Command line: `PYTHONPATH=e2e python3 -m cluster COMMAND`."""
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
 from typing import NoReturn
 
-from cluster import lifecycle, namespaces
+from cluster import images, lifecycle, models, namespaces
 from cluster.errors import ClusterError
 from cluster.layout import DEFAULT_STATE, Layout
 from cluster.progress import Progress
@@ -65,6 +66,29 @@ def _parser() -> argparse.ArgumentParser:
     gpus = commands.add_parser("gpus", parents=[shared], help="give the node N fake GPUs (nvidia.com/gpu)")
     gpus.add_argument("count", type=_count, metavar="N")
     gpus.set_defaults(run=_gpus)
+
+    build = commands.add_parser(
+        "images",
+        parents=[shared],
+        help="build the images and load them into the node (or push them); prints their names as JSON",
+    )
+    build.add_argument("--registry", metavar="R", help="push there, instead of loading into the node")
+    build.add_argument("--base", metavar="IMAGE", help="base image (default: bootstrapped from Debian packages)")
+    build.set_defaults(run=_images)
+
+    load = commands.add_parser("load", parents=[shared], help="bring an image from the build cache into the node")
+    load.add_argument("image")
+    load.set_defaults(run=_load)
+
+    model = commands.add_parser("model", help="give pods a model from the host")
+    publish = model.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "publish", parents=[shared], help="make a folder appear as /NAME of a bound, read-only claim"
+    )
+    publish.add_argument("folder", type=Path, metavar="DIR")
+    publish.add_argument("--name", metavar="NAME", help="the model's folder on the volume (default: DIR's own name)")
+    publish.add_argument("--claim", default="models", help="the PersistentVolumeClaim (default: models)")
+    publish.add_argument("--namespace", action="append", help="its namespace; may be repeated (default: default)")
+    publish.set_defaults(run=_publish)
     return parser
 
 
@@ -118,6 +142,26 @@ def _gpus(layout: Layout, options: argparse.Namespace, _: Progress) -> None:
     if trouble is not None:
         raise ClusterError(f"the cluster is not usable, because {trouble}; run `up` first")
     lifecycle.set_gpus(layout, options.count)
+
+
+def _images(layout: Layout, options: argparse.Namespace, progress: Progress) -> None:
+    references = images.build(options.base, options.registry, progress)
+    if options.registry is None:
+        images.refresh(layout, references, progress)
+    layout.state.mkdir(parents=True, exist_ok=True)
+    (layout.state / "images.json").write_text(json.dumps(references, indent=1) + "\n")
+    print(json.dumps(references))
+
+
+def _load(layout: Layout, options: argparse.Namespace, progress: Progress) -> None:
+    images.load(layout, options.image, progress)
+
+
+def _publish(layout: Layout, options: argparse.Namespace, progress: Progress) -> None:
+    name = options.name or options.folder.resolve().name
+    for namespace in options.namespace or ["default"]:
+        with progress.stage(f"publishing {name} on the claim {namespace}/{options.claim}"):
+            models.publish(layout, options.folder, name, options.claim, namespace)
 
 
 def _count(text: str) -> int:

@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import http.client
-import io
 import json
 import platform
 import shutil
@@ -171,8 +170,8 @@ def _import_pause(layout: Layout, plan: _Plan) -> None:
     if plan.pause_image in node.image_names(layout):
         return
     architecture = _ARCHITECTURES.get(platform.machine(), platform.machine())
-    manifest, blobs = oci.single_file_image("/pause", plan.programs["pause"].read_bytes(), architecture)
-    node.import_image(layout, plan.pause_image, manifest, {d: (io.BytesIO(b), len(b)) for d, b in blobs.items()})
+    pause = plan.programs["pause"].read_bytes()
+    node.import_archive(layout, oci.single_file_image(plan.pause_image, "/pause", pause, architecture))
 
 
 def _clear(layout: Layout) -> None:

@@ -10,19 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import TypeVar
 
 from cluster.errors import ClusterError
 from cluster.layout import REPOSITORY, Layout
+from cluster.waiting import wait
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _GONE_DEADLINE_S = 20.0
-
-T = TypeVar("T")
 
 
 def start(layout: Layout) -> int:
@@ -235,13 +231,3 @@ def _ip(*arguments: str) -> None:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-
-
-def wait(condition: Callable[[], T], seconds: float) -> T:
-    """Poll until the condition is truthy or the time is over; returns its last value."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value or time.monotonic() > deadline:
-            return value
-        time.sleep(0.02)

@@ -8,14 +8,14 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 _INDEX = "application/vnd.oci.image.index.v1+json"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
-_LAYER = "application/vnd.oci.image.layer.v1.tar"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,6 @@ class Descriptor:
     def of(cls, media_type: str, content: bytes) -> "Descriptor":
         """Describe a blob."""
         return cls(media_type, digest_of(content), len(content))
-
-    @classmethod
-    def parse(cls, value: Mapping[str, Any]) -> "Descriptor":
-        """Read a descriptor from a manifest or index."""
-        return cls(value["mediaType"], value["digest"], value["size"])
 
     def json(self) -> dict[str, Any]:
         """The form in a manifest or index."""
@@ -52,65 +47,73 @@ def blob_path(digest: str) -> str:
     return f"blobs/{algorithm}/{value}"
 
 
+def chain_ids(diff_ids: list[str]) -> list[str]:
+    """Names of the stacks of layers 1, 1-2, 1-3, … from their uncompressed digests (OCI image spec, "ChainID")."""
+    chain: list[str] = []
+    for diff_id in diff_ids:
+        chain.append(digest_of(f"{chain[-1]} {diff_id}".encode()) if chain else diff_id)
+    return chain
+
+
 def index(manifest: Descriptor, name: str) -> bytes:
     """An index of one image; containerd takes the image's name from the annotation."""
     entry = manifest.json() | {"annotations": {"io.containerd.image.name": name}}
     return json.dumps({"schemaVersion": 2, "mediaType": _INDEX, "manifests": [entry]}).encode()
 
 
-def write_archive(
-    target: IO[bytes], name: str, manifest: Descriptor, blobs: Mapping[str, tuple[IO[bytes], int]]
-) -> None:
-    """Stream an archive.
+def manifest_of(config: bytes, layers: Sequence[Descriptor]) -> bytes:
+    """A manifest for a configuration and its layers."""
+    value = {
+        "schemaVersion": 2,
+        "mediaType": _MANIFEST,
+        "config": Descriptor.of(_CONFIG, config).json(),
+        "layers": [layer.json() for layer in layers],
+    }
+    return json.dumps(value).encode()
+
+
+def archive(name: str, manifest: bytes, blobs: Iterable[bytes]) -> bytes:
+    """An archive of one image.
 
     Args:
-        target: a file or pipe; need not be seekable.
         name: full reference of the image.
-        manifest: descriptor of the manifest, which must be among the blobs.
-        blobs: digest to (open file, size in bytes): manifest, configuration and the layers to transfer.
+        manifest: its manifest.
+        blobs: its configuration, and the layers that containerd has not unpacked yet.
     """
-    with tarfile.open(fileobj=target, mode="w|") as archive:
-        for path, content in (("oci-layout", b'{"imageLayoutVersion":"1.0.0"}'), ("index.json", index(manifest, name))):
-            _add(archive, path, io.BytesIO(content), len(content))
-        for digest, (file, size) in blobs.items():
-            _add(archive, blob_path(digest), file, size)
+    files = {
+        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+        "index.json": index(Descriptor.of(_MANIFEST, manifest), name),
+        **{blob_path(digest_of(blob)): blob for blob in (manifest, *blobs)},
+    }
+    return _tar(files, mode=0o644)
 
 
-def single_file_image(path: str, content: bytes, architecture: str) -> tuple[Descriptor, dict[str, bytes]]:
-    """An image whose only layer is one executable, which is also its entry point.
+def single_file_image(name: str, path: str, content: bytes, architecture: str) -> bytes:
+    """An archive of an image whose only file is an executable, which is also its entry point.
 
     Args:
+        name: full reference of the image.
         path: absolute path of the executable in the image.
         content: the executable.
         architecture: as Go spells it (`amd64`, `arm64`).
-
-    Returns:
-        The manifest's descriptor and the blobs by digest.
     """
-    layer_file = io.BytesIO()
-    with tarfile.open(fileobj=layer_file, mode="w") as layer:
-        _add(layer, path.lstrip("/"), io.BytesIO(content), len(content), mode=0o755)
-    layer_bytes = layer_file.getvalue()
+    layer = _tar({path.lstrip("/"): content}, mode=0o755)
     config = {
         "architecture": architecture,
         "os": "linux",
         "config": {"Entrypoint": [path], "User": "65535:65535"},
-        "rootfs": {"type": "layers", "diff_ids": [digest_of(layer_bytes)]},
+        "rootfs": {"type": "layers", "diff_ids": [digest_of(layer)]},
     }
     config_bytes = json.dumps(config).encode()
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": _MANIFEST,
-        "config": Descriptor.of(_CONFIG, config_bytes).json(),
-        "layers": [Descriptor.of(_LAYER, layer_bytes).json()],
-    }
-    manifest_bytes = json.dumps(manifest).encode()
-    blobs = {digest_of(blob): blob for blob in (manifest_bytes, config_bytes, layer_bytes)}
-    return Descriptor.of(_MANIFEST, manifest_bytes), blobs
+    return archive(name, manifest_of(config_bytes, [Descriptor.of(LAYER, layer)]), [config_bytes, layer])
 
 
-def _add(archive: tarfile.TarFile, path: str, file: IO[bytes], size: int, mode: int = 0o644) -> None:
-    entry = tarfile.TarInfo(path)
-    entry.size = size
-    entry.mode = mode
-    archive.addfile(entry, file)
+def _tar(files: Mapping[str, bytes], mode: int) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as tar:
+        for path, content in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(content)
+            entry.mode = mode
+            tar.addfile(entry, io.BytesIO(content))
+    return target.getvalue()

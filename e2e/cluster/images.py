@@ -1,0 +1,267 @@
+"""Builds Octavo's images with buildah and brings them into the node, or to a registry.
+
+Tags are hashes of what an image is made from, so that an unchanged image is neither built nor loaded again and a
+changed one gets a new name: pods need no pull policy and no restart by hand. Layers live in the cache folder, shared
+by all checkouts.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import node, store, system
+from cluster.errors import ClusterError
+from cluster.layout import REPOSITORY, Layout, cache_folder
+from cluster.progress import Progress
+
+BASE_PACKAGES = ("python3-minimal", "python3-venv", "ca-certificates")
+
+_KEEP = 3  # images of one name that stay in the build cache
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an image is made from.
+
+    Attributes:
+        name: `operator` or `runtime`; its file is `deploy/NAME.Containerfile`.
+        inputs: files and folders, relative to the repository, that decide its content.
+        build_gib: disk space for building it from nothing, GiB.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    build_gib: float
+
+    @property
+    def repository(self) -> str:
+        """Its local name without a tag."""
+        return f"localhost/octavo-{self.name}"
+
+
+_COMMON_INPUTS = ("deploy/build-tools.txt", "deploy/containerignore", "pyproject.toml", "README.md", "LICENSE")
+
+RECIPES = (
+    Recipe(
+        "operator",
+        (*_COMMON_INPUTS, "deploy/operator.Containerfile", "requirements/operator.txt", "operator"),
+        build_gib=2.0,
+    ),
+    Recipe(
+        "runtime",
+        (*_COMMON_INPUTS, "deploy/runtime.Containerfile", "requirements/runtime.txt", "runtime", "kernels"),
+        build_gib=20.0,
+    ),
+)
+
+
+def build(base: str | None, registry: str | None, progress: Progress) -> dict[str, str]:
+    """Build what has changed; push it when there is a registry.
+
+    Args:
+        base: reference of the base image; None bootstraps one from Debian packages.
+        registry: prefix such as `registry.example/team`, or None.
+        progress: told about each stage.
+
+    Returns:
+        References by name (`operator`, `runtime`).
+
+    Raises:
+        ClusterError: not enough disk space, or a command failed.
+    """
+    system.check_root()
+    system.install(system.IMAGE_PACKAGES, progress)
+    references: dict[str, str] = {}
+    with _lock():
+        for recipe in RECIPES:
+            reference = f"{recipe.repository}:{tag(REPOSITORY, recipe, base or _base_reference())}"
+            if reference not in _names():
+                system.check_disk(cache_folder(), recipe.build_gib, f"building the {recipe.name} image")
+                used_base = base or _bootstrap(progress)
+                with progress.stage(f"building {reference}"):
+                    _build(REPOSITORY / "deploy" / f"{recipe.name}.Containerfile", REPOSITORY, reference, used_base)
+                _forget_old(recipe.repository)
+            references[recipe.name] = reference
+            if registry is not None:
+                remote = f"{registry.rstrip('/')}/{reference.removeprefix('localhost/')}"
+                with progress.stage(f"pushing {remote}"):
+                    _buildah("push", "--quiet", reference, f"docker://{remote}")
+                references[recipe.name] = remote
+    return references
+
+
+def load(layout: Layout, reference: str, progress: Progress) -> None:
+    """Bring an image from the build cache into the node: only the layers that the node does not have.
+
+    Raises:
+        ClusterError: no such image, no running cluster, not enough disk space, or containerd refused it.
+    """
+    if reference in node.image_names(layout):
+        return
+    layers = store.layers(_storage() / "storage", reference)
+    present = node.unpacked_layers(layout, [layer.diff_id for layer in layers])
+    missing = sum(layer.size for layer in layers[present:])
+    if not node.can_link(layout, _storage()):
+        system.check_disk(layout.state, 1.1 * missing / 2**30, f"loading {reference}")
+    with progress.stage(f"loading {reference} ({missing / 1e6:,.0f} MB)"):
+        config = json.loads(_buildah("inspect", "--type=image", reference))["Config"].encode()
+        node.add_image(layout, reference, config, layers, present)
+
+
+def refresh(layout: Layout, references: dict[str, str], progress: Progress) -> None:
+    """Load the images that `build` has made, and drop their unused predecessors from the node."""
+    for recipe in RECIPES:
+        load(layout, references[recipe.name], progress)
+        node.forget_unused(layout, recipe.repository, references[recipe.name])
+
+
+def tag(repository: Path, recipe: Recipe, base: str) -> str:
+    """Hash of an image's inputs: names, modes and contents of its files, and the base."""
+    digest = hashlib.sha256(base.encode())
+    for path in _files(repository, recipe.inputs):
+        content = path.read_bytes()
+        executable = bool(path.stat().st_mode & 0o100)
+        digest.update(f"\n{path.relative_to(repository)} {executable} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:12]
+
+
+def _files(repository: Path, inputs: tuple[str, ...]) -> Iterator[Path]:
+    for name in inputs:
+        path = repository / name
+        if not path.exists():
+            raise ClusterError(f"{path} is missing; images are built from it")
+        if path.is_file():
+            yield path
+            continue
+        for file in sorted(path.rglob("*")):
+            # The same that deploy/containerignore keeps out of the build.
+            generated = any(part == "__pycache__" or part.endswith(".egg-info") for part in file.parts)
+            if file.is_file() and not generated:
+                yield file
+
+
+def _base_reference() -> str:
+    recipe = (REPOSITORY / "deploy" / "base.Containerfile").read_bytes()
+    described = f"{platform.freedesktop_os_release()['ID']} {_suite()} {BASE_PACKAGES}".encode() + recipe
+    return f"localhost/octavo-base:{hashlib.sha256(described).hexdigest()[:12]}"
+
+
+def _bootstrap(progress: Progress) -> str:
+    """Make the default base image unless it is there; returns its reference."""
+    reference = _base_reference()
+    if reference in _names():
+        return reference
+    with (
+        progress.stage(f"bootstrapping {reference} ({_suite()}: {', '.join(BASE_PACKAGES)})"),
+        tempfile.TemporaryDirectory(dir=cache_folder(), prefix="base-") as folder,
+    ):
+        sources = Path(folder, "sources.list")
+        sources.write_text(_package_sources())
+        include = f"--include={','.join(BASE_PACKAGES)}"
+        target = Path(folder, "rootfs.tar")
+        _run("mmdebstrap", "--quiet", "--variant=minbase", include, _suite(), str(target), str(sources))
+        _build(REPOSITORY / "deploy" / "base.Containerfile", Path(folder), reference, base=None)
+    return reference
+
+
+def _suite() -> str:
+    return platform.freedesktop_os_release()["VERSION_CODENAME"]
+
+
+def _package_sources() -> str:
+    """The machine's own sources of its distribution, in the one-line form, whatever form they are configured in."""
+    form = "deb $(REPO_URI) $(RELEASE) $(COMPONENT)|$(ORIGIN)"
+    listed = _run("apt-get", "indextargets", "--format", form, "Created-By: Packages")
+    origin = platform.freedesktop_os_release()["ID"]
+    lines = [line.rpartition("|") for line in listed.splitlines()]
+    sources = [source for source, _, from_ in lines if from_.lower() == origin]
+    if not sources:
+        raise ClusterError(
+            f"apt knows no package source of {origin} (run apt-get update), so that no base image can be made; "
+            "or pass one with --base"
+        )
+    return "\n".join(dict.fromkeys(sources)) + "\n"
+
+
+def _build(containerfile: Path, context: Path, reference: str, base: str | None) -> None:
+    command = ["bud", "--isolation=chroot", "--layers", f"--file={containerfile}", f"--tag={reference}"]
+    if base is not None:
+        uv_cache = _uv_cache()
+        uv_cache.mkdir(parents=True, exist_ok=True)
+        command += [
+            f"--build-arg=BASE={base}",
+            "--build-arg=UV_CACHE=--cache-dir=/uv-cache",
+            f"--volume={uv_cache}:/uv-cache",
+        ]
+        command += [f"--ignorefile={REPOSITORY}/deploy/containerignore"]
+        # A machine behind a private certificate authority builds with the certificates that it trusts itself, and
+        # one with a package index of its own finds it in these files.
+        for path in ("/etc/ssl/certs", "/etc/pip.conf", "/etc/uv"):
+            if Path(path).exists():
+                command.append(f"--volume={path}:{path}:ro")
+    _buildah(*command, str(context))
+
+
+def _uv_cache() -> Path:
+    """Where uv keeps what it has downloaded, so that the image shares the wheels of the development environment."""
+    if "UV_CACHE_DIR" in os.environ:
+        return Path(os.environ["UV_CACHE_DIR"])
+    return cache_folder().parent / "uv"
+
+
+def _forget_old(repository: str) -> None:
+    """Keep the newest few images of a name; layers that only the others used go with them."""
+    for name in stale(json.loads(_buildah("images", "--json")), repository):
+        _buildah("rmi", name)
+
+
+def stale(listed: list[dict[str, Any]], repository: str) -> list[str]:
+    """References (from `buildah images --json`) of one name beyond the newest few."""
+    newest = sorted(listed, key=lambda image: int(image["created"]), reverse=True)
+    names = [name for image in newest for name in image["names"] or [] if name.startswith(f"{repository}:")]
+    return names[_KEEP:]
+
+
+def _names() -> set[str]:
+    return {name for image in json.loads(_buildah("images", "--json")) for name in image["names"] or []}
+
+
+def _buildah(*arguments: str) -> str:
+    places = [f"--root={_storage()}/storage", f"--runroot={_storage()}/run"]
+    driver = ["--storage-driver=overlay", "--storage-opt=overlay.skip_mount_home=true"]
+    # In a mount namespace of its own, so that not even a killed build leaves mounts on the machine.
+    return _run("unshare", "--mount", "--propagation=private", "buildah", *places, *driver, *arguments)
+
+
+def _storage() -> Path:
+    return cache_folder() / "buildah"
+
+
+def _run(*command: str) -> str:
+    (cache_folder() / "tmp").mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "TMPDIR": str(cache_folder() / "tmp")}
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment
+    )
+    if done.returncode != 0:
+        said = (done.stdout[-1500:] + done.stderr[-1500:]).strip()
+        raise ClusterError(f"{' '.join(command)} failed:\n{said}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
