@@ -1,0 +1,393 @@
+"""What the operator's stories share: kubectl, the operator as a process on this machine, and a proxy that fails.
+
+The operator runs with the rights that the chart grants it and no others, so that every story is also a test of the
+role. An operator that is installed in the cluster is paused meanwhile: two would fight over the same objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import aiohttp
+import yaml
+from aiohttp import web
+
+from cluster.layout import REPOSITORY
+
+T = TypeVar("T")
+Manifest = dict[str, Any]
+
+CRD = REPOSITORY / "crds" / "octavo.dev_inferenceservices.yaml"
+CHART = REPOSITORY / "charts" / "octavo"
+HERE = "octavo-operator-stories"
+"""Namespace of the operator's identity."""
+
+
+def eventually(read: Callable[[], T], seconds: float = 10.0, *, every: float = 0.05) -> T:
+    """Reads until something true comes; a failing read counts as nothing.
+
+    Raises:
+        AssertionError: nothing true came in time; it tells the last.
+    """
+    deadline = time.monotonic() + seconds
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            value = read()
+        except (AssertionError, KeyError, StopIteration, KubectlError, OSError) as error:
+            last = error
+        else:
+            if value:
+                return value
+            last = value
+        time.sleep(every)
+    raise AssertionError(f"not within {seconds} s; last: {last!r}")
+
+
+class KubectlError(Exception):
+    """kubectl did not do what it was asked; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """kubectl in one namespace."""
+
+    command: Path
+    kubeconfig: Path
+    namespace: str = "default"
+
+    def __call__(self, *arguments: str, given: object = None) -> str:
+        """Runs it; what it printed. `given` is sent as a manifest."""
+        done = self.run(*arguments, given=given)
+        if done.returncode:
+            raise KubectlError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    def run(self, *arguments: str, given: object = None) -> subprocess.CompletedProcess[str]:
+        """Runs it, whatever comes of it."""
+        return subprocess.run(
+            [self.command, f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}", *arguments],
+            input=None if given is None else json.dumps(given),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def apply(self, *manifests: Manifest, arguments: Sequence[str] = ()) -> str:
+        """`kubectl apply`."""
+        return self(
+            "apply", *arguments, "-f", "-", given={"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        )
+
+    def get(self, *arguments: str) -> Any:
+        """`kubectl get` as JSON; the items of a list."""
+        found = json.loads(self("get", *arguments, "-o", "json"))
+        return found["items"] if found["kind"].endswith("List") else found
+
+    def patch(self, resource: str, patch: object, kind: str = "merge") -> str:
+        """`kubectl patch`."""
+        return self("patch", *resource.split("/"), f"--type={kind}", f"--patch={json.dumps(patch)}")
+
+    def within(self, namespace: str) -> Kubectl:
+        """The same in another namespace."""
+        return Kubectl(self.command, self.kubeconfig, namespace)
+
+
+def condition(service: Manifest, kind: str = "Ready") -> Manifest:
+    """One condition of an InferenceService, if it speaks of the present generation."""
+    status = service.get("status", {})
+    assert status.get("observedGeneration") == service["metadata"]["generation"]
+    found: Manifest = next(one for one in status["conditions"] if one["type"] == kind)
+    return found
+
+
+@dataclass(slots=True)
+class OperatorProcess:
+    """The operator as a process on this machine."""
+
+    kubeconfig: Path
+    folder: Path
+    arguments: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+    port: int = 0
+
+    @property
+    def log(self) -> Path:
+        """Everything it said, over all its lives."""
+        return self.folder / "operator.log"
+
+    def start(self, *, wait: bool = True) -> None:
+        """Starts it and waits until it is ready."""
+        self.port = free_port()
+        command = [
+            *(sys.executable, "-m", "octavo_operator", "--runtime-image=octavo.invalid/runtime:0"),
+            *("--host=127.0.0.1", f"--port={self.port}", f"--kubeconfig={self.kubeconfig}", "--log-format=text"),
+            *self.arguments,
+        ]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stderr=log, stdout=log)
+        if wait:
+            eventually(self.is_ready, 30)
+
+    def is_ready(self) -> bool:
+        """Whether /readyz says so."""
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()[-2000:]
+        return fetch(f"http://127.0.0.1:{self.port}/readyz")[0] == 200
+
+    def metrics(self) -> dict[str, float]:
+        """Its samples by name and labels, as in the exposition."""
+        _, text = fetch(f"http://127.0.0.1:{self.port}/metrics")
+        lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in lines}
+
+    def writes(self) -> float:
+        """How many objects it has written."""
+        return sum(value for name, value in self.metrics().items() if name.startswith("octavo_operator_writes_total"))
+
+    def send(self, number: int) -> None:
+        """Sends it a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Ends it; its exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+@dataclass(slots=True)
+class World:
+    """A cluster with the CRD and the operator's identity, and nobody else at work."""
+
+    admin: Kubectl
+    folder: Path
+    namespaces: list[str] = field(default_factory=list)
+
+    def namespace(self) -> Kubectl:
+        """kubectl in a new namespace that admits restricted pods only."""
+        name = f"story-{uuid.uuid4().hex[:8]}"
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        self.admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+        self.namespaces.append(name)
+        return self.admin.within(name)
+
+    def operator(self, *arguments: str, server: str | None = None, account: str = "octavo-operator") -> OperatorProcess:
+        """An operator that is not started yet.
+
+        Args:
+            arguments: more flags.
+            server: URL of the API server, if not the cluster's own.
+            account: its service account.
+        """
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        token = self.admin("create", "token", account, f"--namespace={HERE}", "--duration=4h")
+        path = folder / "kubeconfig"
+        cluster = self.cluster() if server is None else {"server": server}
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "clusters": [{"name": "c", "cluster": cluster}],
+                    "users": [{"name": "u", "user": {"token": token}}],
+                    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                    "current-context": "x",
+                }
+            )
+        )
+        return OperatorProcess(path, folder, arguments)
+
+    def cluster(self) -> dict[str, str]:
+        """The cluster's entry in the administrator's kubeconfig."""
+        entry: dict[str, str] = yaml.safe_load(self.admin.kubeconfig.read_text())["clusters"][0]["cluster"]
+        return entry
+
+
+@contextmanager
+def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[World]:
+    """Prepares a cluster for the operator's stories, and leaves it as it was."""
+    admin = Kubectl(kubectl, kubeconfig)
+    with tempfile.TemporaryDirectory(prefix="octavo-stories-") as folder, _others_paused(admin):
+        admin("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+        admin("wait", "--for=condition=Established", "crd/inferenceservices.octavo.dev")
+        admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HERE}})
+        rights = render_chart(helm, "templates/rbac.yaml", namespace=HERE)
+        account = {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": "octavo-operator", "namespace": HERE},
+        }
+        admin.within(HERE).apply(account, *rights)
+        world = World(admin, Path(folder))
+        try:
+            yield world
+        finally:
+            admin("delete", "namespace", "--wait=false", HERE, *world.namespaces)
+            for manifest in rights:
+                admin("delete", manifest["kind"], manifest["metadata"]["name"])
+
+
+def render_chart(
+    helm: Path, template: str, *, namespace: str, values: Mapping[str, str] | None = None
+) -> list[Manifest]:
+    """One template of the chart as it would be installed under the name that the stories use."""
+    settings = {"image.repository": "none", "runtimeImage.repository": "none", **(values or {})}
+    command: list[str | Path] = [
+        *(helm, "template", "octavo", CHART, f"--namespace={namespace}", f"--show-only={template}"),
+        *("--kube-version=1.34.0", *(f"--set={name}={value}" for name, value in settings.items())),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+
+
+@contextmanager
+def _others_paused(admin: Kubectl) -> Iterator[None]:
+    """Scales operators that the chart has installed to zero, and back."""
+    installed = admin.get("deployments", "--all-namespaces", "--selector=app.kubernetes.io/name=octavo-operator")
+    for one in installed:
+        kubectl = admin.within(one["metadata"]["namespace"])
+        kubectl("scale", f"deployment/{one['metadata']['name']}", "--replicas=0")
+        kubectl("wait", "pod", "--selector=app.kubernetes.io/name=octavo-operator", "--for=delete", "--timeout=60s")
+    try:
+        yield
+    finally:
+        for one in installed:
+            kubectl = admin.within(one["metadata"]["namespace"])
+            kubectl("scale", f"deployment/{one['metadata']['name']}", f"--replicas={one['spec']['replicas']}")
+
+
+class FaultyProxy:
+    """A way to the API server that can fail: every request passes through, until it is told otherwise.
+
+    Attributes:
+        down: answers 503 to everything.
+        gone_watches: how many of the next watches are answered 410 Gone.
+    """
+
+    def __init__(self, cluster: Mapping[str, str]) -> None:
+        self._upstream = cluster["server"]
+        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        self._tls = ssl.create_default_context(cadata=authority)
+        self.down = False
+        self.gone_watches = 0
+        self.port = free_port()
+        self._loop = asyncio.new_event_loop()
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut_watches()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def cut_watches(self) -> None:
+        """Ends every open watch."""
+        for stream in list(self._streams):
+            self._loop.call_soon_threadsafe(stream.cancel)
+
+    async def _serve(self) -> None:
+        self._session = aiohttp.ClientSession(auto_decompress=False)
+        application = web.Application(client_max_size=2**24)
+        application.router.add_route("*", "/{path:.*}", self._pass_on)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+
+    async def _end(self) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        if self.down:
+            return web.json_response({"kind": "Status", "message": "the proxy plays dead"}, status=503)
+        watching = request.query.get("watch") in {"true", "1"}
+        if watching and self.gone_watches > 0:
+            self.gone_watches -= 1
+            return web.json_response(
+                {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}, status=410
+            )
+        headers = {
+            name: value for name, value in request.headers.items() if name.lower() not in {"host", "content-length"}
+        }
+        body = await request.read()
+        url = self._upstream + request.raw_path
+        async with self._session.request(request.method, url, headers=headers, data=body, ssl=self._tls) as answer:
+            response = web.StreamResponse(status=answer.status)
+            for name in ("Content-Type", "Content-Encoding"):
+                if name in answer.headers:
+                    response.headers[name] = answer.headers[name]
+            await response.prepare(request)
+            task = asyncio.current_task()
+            assert task is not None
+            if watching:
+                self._streams.add(task)
+            try:
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+            finally:
+                self._streams.discard(task)
+            await response.write_eof()
+            return response
+
+
+def fetch(url: str) -> tuple[int, str]:
+    """Status and text of a URL on this machine."""
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 the callers' own http:// addresses
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def process_named(pids: Sequence[int], name: str) -> int:
+    """The process of these whose program is `name`."""
+    for pid in pids:
+        with suppress(OSError):
+            program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+            if Path(program).name == name:
+                return pid
+    raise AssertionError(f"no process {name}")

@@ -1,0 +1,206 @@
+"""What the API server says to a manifest: refused with a sentence, or taken."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.layout import REPOSITORY, Layout
+from operator_harness import Kubectl, World, operator_world
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def world(cluster: Layout) -> Iterator[World]:
+    commands = cluster.state / "bin"
+    with operator_world(commands / "kubectl", commands / "helm", cluster.kubeconfig) as prepared:
+        yield prepared
+
+
+@pytest.fixture(scope="module")
+def kubectl(world: World) -> Kubectl:
+    return world.namespace()
+
+
+def manifest(changes: dict[str, Any], name: str = "chat") -> dict[str, Any]:
+    spec = {"model": {"uri": "pvc://models/m"}} | copy.deepcopy(changes)
+    return {"apiVersion": "octavo.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": name}, "spec": spec}
+
+
+def model(uri: str, **fields: Any) -> dict[str, Any]:
+    return {"model": {"uri": uri, **fields}}
+
+
+def runtime(**fields: Any) -> dict[str, Any]:
+    return {"runtime": fields}
+
+
+def pod(**fields: Any) -> dict[str, Any]:
+    return {"podTemplate": {"spec": fields}}
+
+
+def volume(**fields: Any) -> dict[str, Any]:
+    return pod(volumes=[{"name": "extra", **fields}])
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (model("hf://org/model"), "hf:// is not built yet; convert the model into a PersistentVolumeClaim and use pvc://CLAIM/path"),
+    (model("modelscope://org/model"), "modelscope:// is not built yet"),
+    (model("https://example.com/m.tar"), "https:// is not built yet"),
+    (model("s3://bucket/m"), "model.uri must be pvc://CLAIM/path or file:///path"),
+    (model("models/m"), "model.uri must be pvc://CLAIM/path or file:///path"),
+    (model(""), "at least 1 chars long"),
+    (model("pvc://Models/m"), "CLAIM is the name of a PersistentVolumeClaim"),
+    (model("pvc:///m"), "CLAIM is the name of a PersistentVolumeClaim"),
+    (model("pvc://models/$(HOME)"), "CLAIM is the name of a PersistentVolumeClaim"),
+    (model("pvc://models/../m"), "may not contain the path elements . and .."),
+    (model("pvc://models/m/.."), "may not contain the path elements . and .."),
+    (model("file://m"), "write file:///path"),
+    (model("file:///m/./n"), "may not contain the path elements . and .."),
+    (model("pvc://models/m", servedName="two words"), "servedName is letters, digits"),
+    (model("pvc://models/m", revision="main"), "model.revision is not built yet"),
+    (model("pvc://models/m", secretRef={"name": "token"}), "model.secretRef is not built yet"),
+    (model("pvc://models/m", cache={"claimName": "models"}), "model.cache is not built yet"),
+    (runtime(device="tpu"), 'supported values: "auto", "cpu", "cuda"'),
+    (runtime(dtype="int8"), 'supported values: "auto", "float32", "float16", "bfloat16"'),
+    (runtime(quantization="w8a16"), "quantization 'w8a16' is not built yet; use none"),
+    (runtime(kvCacheDtype="fp8"), "kvCacheDtype 'fp8' is not built yet; use auto, float32, float16 or bfloat16"),
+    (runtime(schedulingPolicy="slo"), "schedulingPolicy 'slo' is not built yet; use fcfs"),
+    (runtime(swapSpace="4Gi"), "runtime.swapSpace is not built yet"),
+    (runtime(maxModelLen=0), "maxModelLen must be a number of tokens, at least 1, or auto"),
+    (runtime(maxModelLen="long"), "maxModelLen must be a number of tokens, at least 1, or auto"),
+    (runtime(maxNumSeqs=0), "greater than or equal to 1"),
+    (runtime(maxNumBatchedTokens=0), "greater than or equal to 1"),
+    (runtime(blockSize=12), 'supported values: "8", "16", "32"'),
+    (runtime(gpuMemoryUtilization="1.5"), 'must be a fraction above 0 and at most 1, such as "0.9"'),
+    (runtime(gpuMemoryUtilization="0.0"), 'must be a fraction above 0 and at most 1, such as "0.9"'),
+    (runtime(gpuMemoryUtilization="0.9", kvCacheMemory="1Gi"), "both size the KV cache; set one of them"),
+    (runtime(gpuMemoryUtilization="0.9", device="cpu"), "means nothing with device: cpu; set kvCacheMemory instead"),
+    (runtime(kvCacheMemory="4 GB"), "kvCacheMemory must be a number of bytes above 0, or a quantity"),
+    (runtime(kvCacheMemory=0), "kvCacheMemory must be a number of bytes above 0, or a quantity"),
+    (runtime(extraArgs=["--port=9000"]), "--port=9000 has a field of its own, or belongs to the operator"),
+    (runtime(extraArgs=["-v", "--max_model_len", "9"]), "--max_model_len has a field of its own"),
+    (runtime(extraArgs=["--no-enable-prefix-caching"]), "--no-enable-prefix-caching has a field of its own"),
+    (runtime(env=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]), "Duplicate value"),
+    (runtime(volumeMounts=[{"name": "nowhere", "mountPath": "/x"}]), "must be a volume of podTemplate.spec.volumes"),
+    (runtime(turbo=True), 'unknown field "spec.runtime.turbo"'),
+    (
+        {**runtime(volumeMounts=[{"name": "extra", "mountPath": "/models"}]), **volume(emptyDir={})},
+        "/models, /tmp and /dev/shm belong to the operator",
+    ),
+    ({"parallelism": {"tensor": 2}}, "tensor parallelism is not built yet; use tensor: 1"),
+    ({"parallelism": {"nodes": 2}}, "replicas over several nodes are not built yet; use nodes: 1"),
+    ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, "asks for more GPUs per pod than parallelism.tensor uses"),
+    ({"resources": {"limits": {"nvidia.com/gpu": 1}}, **runtime(device="cpu")}, "would stand idle; remove one of the two"),
+    ({"resources": {"limits": {"memory": "3 GB"}}}, "must be a quantity from 0 up, such as 500m, 2 or 3Gi"),
+    ({"resources": {"limits": {"cpu": 1}, "requests": {"cpu": "1500m"}}}, "a request is larger than the limit"),
+    ({"replicas": -1}, "greater than or equal to 0"),
+    ({"autoscaling": {"minReplicas": 1}}, "autoscaling is not built yet; leave it out and use kubectl scale"),
+    ({"suspend": True}, "suspend is not built yet; leave it out and set replicas: 0"),
+    ({"rollout": {"type": "Auto"}}, 'supported values: "RollingUpdate", "Recreate"'),
+    ({"rollout": {"type": "Recreate", "maxSurge": 1}}, "belong to type: RollingUpdate"),
+    ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "cannot both be 0"),
+    ({"rollout": {"maxSurge": 0}}, "maxSurge: 0 needs maxUnavailable: 1 or more"),
+    ({"rollout": {"maxUnavailable": "150%"}}, "a percentage up to 100%"),
+    ({"rollout": {"drainSeconds": -1}}, "greater than or equal to 0"),
+    ({"service": {"port": 0}}, "greater than or equal to 1"),
+    ({"service": {"type": "ExternalName"}}, 'supported values: "ClusterIP", "NodePort", "LoadBalancer"'),
+    (pod(hostNetwork=True), "hostNetwork, hostPID and hostIPC are refused"),
+    (pod(hostPID=False), "hostNetwork, hostPID and hostIPC are refused"),
+    (pod(serviceAccountName="admin"), "serviceAccountName is not built yet"),
+    (pod(containers=[{"name": "mine", "securityContext": {"privileged": True}}]), "containers and initContainers are not built yet"),
+    (pod(initContainers=[{"name": "mine"}]), "containers and initContainers are not built yet"),
+    (pod(securityContext={"runAsUser": 0}), "runAsUser must be above 0: the pods never run as root"),
+    (pod(securityContext={"privileged": True}), 'unknown field "spec.podTemplate.spec.securityContext.privileged"'),
+    (pod(tolerations=[{"operator": "exists"}]), 'supported values: "Exists", "Equal"'),
+    (volume(hostPath={"path": "/"}), "hostPath volumes are refused"),
+    (volume(), "exactly one of configMap, secret, persistentVolumeClaim and emptyDir"),
+    (volume(emptyDir={}, secret={"secretName": "s"}), "exactly one of configMap, secret, persistentVolumeClaim and emptyDir"),
+    (volume(projected={"sources": []}), 'unknown field "spec.podTemplate.spec.volumes[0].projected"'),
+    (pod(volumes=[{"name": "model", "emptyDir": {}}]), "model, tmp and shm belong to the operator"),
+    ({"podTemplate": {"metadata": {"labels": {"octavo.dev/inferenceservice": "x"}}}}, "belong to the operator"),
+    ({"model": {}}, "spec.model.uri: Required value"),
+]  # fmt: skip
+
+TAKEN: list[dict[str, Any]] = [
+    {},
+    model("pvc://models"),
+    model("pvc://a.b-c/x/Y_z-1.2@3/"),
+    model("file:///opt/model", servedName="org/Model-1.5B:latest"),
+    runtime(maxModelLen="auto", gpuMemoryUtilization="1", quantization="none", kvCacheDtype="auto"),
+    runtime(maxModelLen=4096, kvCacheMemory=1073741824, schedulingPolicy="fcfs", extraArgs=["--max-connection-age=30"]),
+    runtime(kvCacheMemory="1.5Gi", env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
+    {"resources": {"limits": {"nvidia.com/gpu": "1", "cpu": "2000m"}, "requests": {"cpu": 2}}},
+    {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
+    {"rollout": {"type": "Recreate", "drainSeconds": 0}, "replicas": 0},
+    {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
+    {
+        **runtime(volumeMounts=[{"name": "extra", "mountPath": "/etc/x", "readOnly": True}]),
+        **volume(configMap={"name": "c"}),
+    },
+    pod(topologySpreadConstraints=[{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), REFUSED, ids=[f"{number}" for number in range(len(REFUSED))])
+def test_apply_refused_with_a_sentence(kubectl: Kubectl, changes: dict[str, Any], sentence: str) -> None:
+    done = kubectl.run("apply", "--dry-run=server", "-f", "-", given=manifest(changes))
+    assert done.returncode == 1
+    assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("name", ["a" * 64, "1st", "a.b", "a-"])
+def test_apply_refused_name(kubectl: Kubectl, name: str) -> None:
+    done = kubectl.run("apply", "--dry-run=server", "-f", "-", given=manifest({}, name))
+    assert done.returncode == 1
+    assert "becomes the name of a Service: at most 63 lower-case letters" in done.stderr or "RFC 1123" in done.stderr
+
+
+@pytest.mark.parametrize("changes", TAKEN, ids=[f"{number}" for number in range(len(TAKEN))])
+def test_apply_taken(kubectl: Kubectl, changes: dict[str, Any]) -> None:
+    kubectl("apply", "--dry-run=server", "-f", "-", given=manifest(changes, "a" * 63))
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_apply_example_dry_run(kubectl: Kubectl, path: Any) -> None:
+    kubectl("apply", "--dry-run=server", "-f", str(path))
+    assert yaml.safe_load(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "spec.model.uri",
+        "spec.runtime.kvCacheMemory",
+        "spec.rollout.type",
+        "spec.podTemplate.spec.affinity",
+        "status.conditions",
+    ],
+)
+def test_explain_teaches(kubectl: Kubectl, field: str) -> None:
+    text = kubectl("explain", f"inferenceservices.octavo.dev.{field}")
+    assert "DESCRIPTION:\n    " in text
+    assert "<empty>" not in text
+
+
+def test_defaults_are_shown_and_names_are_short(kubectl: Kubectl) -> None:
+    kubectl.apply(manifest({}))
+    found = kubectl.get("isvc", "chat")
+    assert found["spec"]["replicas"] == 1
+    assert found["spec"]["rollout"] == {"type": "RollingUpdate", "drainSeconds": 120}
+    assert found["spec"]["service"] == {"type": "ClusterIP", "port": 80}
+    assert kubectl("get", "octavo", "-o", "name") == "inferenceservice.octavo.dev/chat"
+    kubectl("delete", "isvc", "chat")
+
+
+def test_scale_is_bounded_too(kubectl: Kubectl) -> None:
+    kubectl.apply(manifest({}))
+    done = kubectl.run("scale", "isvc/chat", "--replicas=20000")
+    assert done.returncode == 1
+    assert "less than or equal to 10000" in done.stderr
+    kubectl("delete", "isvc", "chat")
