@@ -29,6 +29,16 @@ __all__ = ["LLM", "RequestOutput"]
 
 _SHOW_AFTER = 1.0  # seconds: what is done sooner needs no progress bar
 
+_DTYPES = ("auto", "float32", "float16", "bfloat16")
+_ALLOWED: dict[str, tuple[object, ...]] = {
+    "device": ("auto", "cpu", "cuda"),
+    "dtype": _DTYPES,
+    "kv_cache_dtype": _DTYPES,
+    "block_size": (8, 16, 32),
+    "enable_prefix_caching": (True, False),
+}
+_POSITIVE = frozenset({"max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"})
+
 Prompt = str | Sequence[int]
 Chat = Sequence[dict[str, Any]]
 
@@ -79,6 +89,7 @@ class LLM:
 
     Raises:
         TypeError: A setting that does not exist.
+        ValueError: A value that is not allowed.
         StartError: The model cannot be loaded; the class tells the cause.
     """
 
@@ -241,4 +252,12 @@ def _known(settings: dict[str, Any]) -> dict[str, Any]:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
             raise TypeError(f"LLM has no setting {name}: {hint}")
+    for name, value in settings.items():
+        allowed = _ALLOWED.get(name)
+        if allowed is not None and value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
+        if name in _POSITIVE and value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{name} must be a whole number, 1 or more, not {value!r}")
+    if not 0 < settings.get("gpu_memory_utilization", 1) <= 1:
+        raise ValueError(f"gpu_memory_utilization must be in (0, 1], not {settings['gpu_memory_utilization']!r}")
     return settings

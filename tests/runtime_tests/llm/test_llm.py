@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +126,22 @@ def test_llm_refuses_unknown_settings(tmp_path: Path) -> None:
         LLM(tmp_path, max_modl_len=5)
     with pytest.raises(TypeError, match="there are device, dtype"):
         LLM(tmp_path, zzz=5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dtype": "int8"}, "dtype must be one of auto, float32"),
+        ({"block_size": 64}, "block_size must be one of 8, 16, 32, not 64"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be a whole number, 1 or more, not 0"),
+        ({"kv_cache_memory": "4Gi"}, "kv_cache_memory must be a whole number"),
+        ({"max_model_len": True}, "max_model_len must be a whole number"),
+        ({"gpu_memory_utilization": 1.2}, r"gpu_memory_utilization must be in \(0, 1\], not 1.2"),
+    ],
+)
+def test_llm_refuses_values(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        LLM(tmp_path, **settings)
 
 
 def test_llm_refuses_settings_that_contradict(tmp_path: Path) -> None:
