@@ -108,6 +108,19 @@ def test_serving_fault_prefers_the_runtimes_words_and_is_stable() -> None:
     assert forward.message.endswith("[pod c]")
 
 
+def test_serving_fault_of_a_failed_pull_stands_still() -> None:
+    """Each retry of a pull changes the kubelet's reason and message back and forth; the status must not follow."""
+    error = "failed to resolve reference: no such host"
+    states = [
+        {"reason": "ErrImagePull", "message": error},
+        {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "x": ErrImagePull: {error}'},
+    ]
+    one, other = (serving_fault([with_server(state={"waiting": state})]) for state in states)
+    assert one == other
+    assert one is not None
+    assert one.message == f"{error} [pod chat-1]"
+
+
 def test_serving_fault_long_log_keeps_its_end() -> None:
     fault = serving_fault([with_server(lastState=ended("x" * 5000 + " the end", 1))])
     assert fault is not None

@@ -88,9 +88,16 @@ def _fault(pod: Manifest) -> tuple[int, Cause] | None:
         return None
     waiting = server.get("state", {}).get("waiting", {})
     if waiting.get("reason") in CANNOT_START:
-        return 1, Cause(waiting["reason"], waiting.get("message", "the container cannot start"))
+        return 1, _standstill(waiting["reason"], waiting.get("message", "the container cannot start"))
     ended = server.get("state", {}).get("terminated") or server.get("lastState", {}).get("terminated")
     return _ending(ended) if ended else None
+
+
+def _standstill(reason: str, message: str) -> Cause:
+    """Why a container waits. The kubelet changes between two names for one failed pull, which is no news."""
+    if reason in {"ErrImagePull", "ImagePullBackOff"}:
+        return Cause("ImagePullBackOff", message.rpartition("ErrImagePull: ")[2])
+    return Cause(reason, message)
 
 
 def _ending(ended: Manifest) -> tuple[int, Cause] | None:
