@@ -138,13 +138,13 @@ def _kubectl(layout: Layout, options: argparse.Namespace, _: Progress) -> NoRetu
 
 
 def _gpus(layout: Layout, options: argparse.Namespace, _: Progress) -> None:
-    trouble = lifecycle.unhealthy(layout)
-    if trouble is not None:
-        raise ClusterError(f"the cluster is not usable, because {trouble}; run `up` first")
+    _require_running(layout)
     lifecycle.set_gpus(layout, options.count)
 
 
 def _images(layout: Layout, options: argparse.Namespace, progress: Progress) -> None:
+    if options.registry is None:
+        _require_running(layout)
     references = images.build(options.base, options.registry, progress)
     if options.registry is None:
         images.refresh(layout, references, progress)
@@ -154,14 +154,22 @@ def _images(layout: Layout, options: argparse.Namespace, progress: Progress) -> 
 
 
 def _load(layout: Layout, options: argparse.Namespace, progress: Progress) -> None:
+    _require_running(layout)
     images.load(layout, options.image, progress)
 
 
 def _publish(layout: Layout, options: argparse.Namespace, progress: Progress) -> None:
+    _require_running(layout)
     name = options.name or options.folder.resolve().name
     for namespace in options.namespace or ["default"]:
         with progress.stage(f"publishing {name} on the claim {namespace}/{options.claim}"):
             models.publish(layout, options.folder, name, options.claim, namespace)
+
+
+def _require_running(layout: Layout) -> None:
+    trouble = lifecycle.unhealthy(layout)
+    if trouble is not None:
+        raise ClusterError(f"the cluster of {layout.state} is not usable, because {trouble}; start it with `up`")
 
 
 def _count(text: str) -> int:

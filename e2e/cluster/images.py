@@ -88,7 +88,9 @@ def build(base: str | None, registry: str | None, progress: Progress) -> dict[st
                 system.check_disk(cache_folder(), recipe.build_gib, f"building the {recipe.name} image")
                 used_base = base or _bootstrap(progress)
                 with progress.stage(f"building {reference}"):
-                    _build(REPOSITORY / "deploy" / f"{recipe.name}.Containerfile", REPOSITORY, reference, used_base)
+                    build_image(
+                        REPOSITORY / "deploy" / f"{recipe.name}.Containerfile", REPOSITORY, reference, used_base
+                    )
                 _forget_old(recipe.repository)
             references[recipe.name] = reference
             if registry is not None:
@@ -169,7 +171,7 @@ def _bootstrap(progress: Progress) -> str:
         include = f"--include={','.join(BASE_PACKAGES)}"
         target = Path(folder, "rootfs.tar")
         _run("mmdebstrap", "--quiet", "--variant=minbase", include, _suite(), str(target), str(sources))
-        _build(REPOSITORY / "deploy" / "base.Containerfile", Path(folder), reference, base=None)
+        build_image(REPOSITORY / "deploy" / "base.Containerfile", Path(folder), reference, base=None)
     return reference
 
 
@@ -192,7 +194,15 @@ def _package_sources() -> str:
     return "\n".join(dict.fromkeys(sources)) + "\n"
 
 
-def _build(containerfile: Path, context: Path, reference: str, base: str | None) -> None:
+def build_image(containerfile: Path, context: Path, reference: str, base: str | None) -> None:
+    """Build one image into the cache.
+
+    Args:
+        containerfile: its recipe, which takes the base image as the build argument BASE.
+        context: folder that the recipe copies from.
+        reference: what it is called.
+        base: reference of the base image; None for a recipe that starts from nothing.
+    """
     command = ["bud", "--isolation=chroot", "--layers", f"--file={containerfile}", f"--tag={reference}"]
     if base is not None:
         uv_cache = _uv_cache()

@@ -76,7 +76,10 @@ def unhealthy(layout: Layout, fingerprint: str | None = None) -> str | None:
     """
     if namespaces.init_pid(layout) is None:
         return "it is not running"
-    if fingerprint is not None and _read(layout.state / "fingerprint") != fingerprint:
+    started_with = _read(layout.state / "fingerprint")
+    if started_with is None:
+        return "its start was not finished"
+    if fingerprint not in {None, started_with}:
         return "its configuration or programs have changed"
     stopped = namespaces.stopped_component(layout)
     if stopped is not None:
@@ -194,14 +197,15 @@ def _wait_for(condition: Callable[[], bool], layout: Layout, what: str, componen
     deadline = time.monotonic() + _DEADLINE_S
     while not condition():
         if namespaces.init_pid(layout) is None:
-            raise ClusterError(_post_mortem(layout))
+            raise ClusterError(post_mortem(layout))
         if time.monotonic() > deadline:
             log = namespaces.tail(layout.logs / f"{component}.log") if component else ""
             raise ClusterError(f"waited {_DEADLINE_S:.0f} s in vain for {what}; the end of {component}'s log:\n{log}")
         time.sleep(0.05)
 
 
-def _post_mortem(layout: Layout) -> str:
+def post_mortem(layout: Layout) -> str:
+    """Why the node ended: the component that it died of and the end of its log."""
     failed = _read(layout.state / "failed.json")
     if failed is None:
         return f"the node's first process ended:\n{namespaces.tail(layout.logs / 'init.log')}"

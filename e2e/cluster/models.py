@@ -27,13 +27,14 @@ def publish(layout: Layout, folder: Path, name: str, claim: str, namespace: str)
         namespace: the claim's namespace, made when missing.
 
     Raises:
-        ClusterError: no such folder, no running cluster, or the claim does not bind.
+        ClusterError: no such folder, a part of it is private, no running cluster, or the claim does not bind.
     """
     folder = folder.resolve()
     if not folder.is_dir():
         raise ClusterError(f"{folder} is no folder; a model is a folder with config.json and *.safetensors")
     if any(Path(hidden) in folder.parents for hidden in _HIDDEN):
         raise ClusterError(f"{folder} cannot be seen from the node; move it out of {', '.join(_HIDDEN)}")
+    _check_readable(folder)
     _mount(layout, folder, Path("models") / claim / name)
     api = Api(layout)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -79,6 +80,14 @@ def manifests(claim: str, namespace: str, size: int) -> tuple[dict[str, Any], di
         },
     }
     return volume, request
+
+
+def _check_readable(folder: Path) -> None:
+    """Pods run as a user that owns nothing here."""
+    for path in (folder, *folder.rglob("*")):
+        needed = 0o005 if path.is_dir() else 0o004
+        if path.stat().st_mode & needed != needed:
+            raise ClusterError(f"{path} cannot be read by the pods' user; allow it with: chmod -R a+rX {folder}")
 
 
 def _mount(layout: Layout, folder: Path, place: Path) -> None:

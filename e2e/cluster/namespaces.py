@@ -30,15 +30,26 @@ def start(layout: Layout) -> int:
     _check_addresses(layout)
     _create_cgroups(layout)
     procs = _tracking_root() / layout.name / "components" / "cgroup.procs"
-    launcher = ["setsid", "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
+    launcher = [
+        "setsid",
+        "--fork",
+        "unshare",
+        "--net",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child=KILL",
+        "--mount-proc",
+    ]
     launcher += ["--propagation", "private", sys.executable, "-m", "cluster.init", str(layout.state)]
     with (layout.logs / "init.log").open("wb") as log:
-        subprocess.Popen(
+        subprocess.run(
             ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *launcher],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd="/",
+            check=True,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY / "e2e"), "PYTHONDONTWRITEBYTECODE": "1"},
         )
     pid = wait(lambda: init_pid(layout), 10.0)

@@ -1,0 +1,40 @@
+"""What all stories share: the running cluster, a namespace of one's own, and the images."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import images, lifecycle
+from cluster.layout import DEFAULT_STATE, Layout
+from cluster.progress import Progress
+from operator_harness import Kubectl
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Layout:
+    """The cluster of this checkout: the one that runs, or a new one. It is left running, for the next time."""
+    layout = Layout.of(DEFAULT_STATE)
+    lifecycle.up(layout, None, Progress())
+    return layout
+
+
+@pytest.fixture(scope="session")
+def image_references(cluster: Layout) -> dict[str, str]:
+    """References of the images `operator` and `runtime`, built from this checkout and loaded into the node."""
+    progress = Progress()
+    references = images.build(None, None, progress)
+    images.refresh(cluster, references, progress)
+    return references
+
+
+@pytest.fixture
+def kubectl(cluster: Layout) -> Iterator[Kubectl]:
+    """kubectl in a namespace that goes with the test."""
+    admin = Kubectl(cluster.state / "bin" / "kubectl", cluster.kubeconfig)
+    name = f"story-{uuid.uuid4().hex[:8]}"
+    admin("create", "namespace", name)
+    yield admin.within(name)
+    admin("delete", "namespace", name, "--wait=false")
