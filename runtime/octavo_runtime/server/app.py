@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -169,9 +170,10 @@ class Server:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers=_SSE_HEADERS)
         begun: set[int] = set()  # choices that had their first chunk
-        async with aclosing(generation.deltas()) as deltas:
-            try:
-                await response.prepare(request)
+        # When the client is gone, closing the generation aborts what still runs.
+        with contextlib.suppress(ConnectionResetError):
+            await response.prepare(request)
+            async with aclosing(generation.deltas()) as deltas, self._kept_open(response):
                 async for answer, delta in deltas:
                     if delta.finish_reason is FinishReason.ERROR:
                         body = error_body(delta.error or "the request failed", kind="server_error")
@@ -181,12 +183,26 @@ class Server:
                     begun.add(answer.index)
                     if chunks:
                         await response.write(b"".join(_event(chunk) for chunk in chunks))
-                if answers.include_usage:
-                    await response.write(_event(answers.last(generation.usage())))
-                await response.write(b"data: [DONE]\n\n")
-            except ConnectionResetError:
-                pass  # the client is gone; closing the generation aborts what still runs
+            if answers.include_usage:
+                await response.write(_event(answers.last(generation.usage())))
+            await response.write(b"data: [DONE]\n\n")
         return response
+
+    @asynccontextmanager
+    async def _kept_open(self, response: web.StreamResponse) -> AsyncIterator[None]:
+        """Sends a comment now and then, so that no proxy takes a long wait for the first token as the end."""
+
+        async def ping() -> None:
+            while True:
+                await asyncio.sleep(self._config.sse_ping_seconds)
+                with contextlib.suppress(ConnectionResetError):
+                    await response.write(b": ping\n\n")
+
+        task = asyncio.create_task(ping())
+        try:
+            yield
+        finally:
+            task.cancel()
 
     def _failed(self, delta: Delta) -> web.Response:
         status = 503 if self._client.failure is not None else 500

@@ -162,6 +162,17 @@ async def test_livez_fails_when_the_engine_hangs(serve: Serve) -> None:
         hung.cancel()
 
 
+async def test_stream_is_kept_open_while_it_waits(serve: Serve) -> None:
+    script = Script(reply=ids("x"), step_seconds=0.3)
+    async with (
+        serve(script, sse_ping_seconds=0.05) as served,
+        served.http.post(PATH, json={"prompt": "hi", "max_tokens": 1, "stream": True}) as answer,
+    ):
+        assert await answer.content.readline() == b": ping\n"
+        assert await answer.content.readline() == b"\n"
+        assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
+
+
 async def test_livez_is_fine_when_idle_for_long(serve: Serve) -> None:
     async with serve(Script(reply=ids("x")), step_timeout=0.001) as served:
         await served.post(PATH, prompt="hi", max_tokens=1)
