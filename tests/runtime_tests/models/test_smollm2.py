@@ -1,0 +1,184 @@
+"""The proof that the engine computes what transformers computes: 64 greedy tokens of each prompt, token for token.
+
+The truth is transformers' own greedy path in float32. It is found as speculative decoding finds one: our engine
+proposes, one forward pass of transformers over prompt and proposal shows where its path differs, and the proposal is
+made anew from there. The tests then drive scheduler and executor along that path.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from octavo_runtime.core.scheduler import Scheduler
+from octavo_runtime.domain import EngineConfig, Event, Request, SamplingParams, StepPlan, StepResult
+from octavo_runtime.engine.executor import TorchExecutor, load_executor
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]
+
+NEW_TOKENS = 64
+# Where the two best logits differ by less, rounding decides between them and either is right.
+NEAR_TIE = 1e-3
+# Around the edges of blocks of 8, 16 and 32, and far beyond.
+LENGTHS = (1, 2, 7, 15, 16, 17, 31, 33, 100, 257, 1500)
+GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, seed=0, ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class GreedyPath:
+    """A prompt and how transformers goes on.
+
+    Attributes:
+        prompt: Token ids.
+        tokens: NEW_TOKENS of them.
+        right: At each step, the tokens whose logit is within NEAR_TIE of the best.
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    right: tuple[frozenset[int], ...]
+
+
+def engine(model: Path, block_size: int) -> TorchExecutor:
+    return load_executor(EngineConfig(str(model), block_size=block_size, device="cpu", kv_cache_memory=256 << 20))
+
+
+def scheduler(executor: TorchExecutor, *, max_num_batched_tokens: int = 2048, prefix_caching: bool = True) -> Scheduler:
+    info = executor.info
+    return Scheduler(
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_num_seqs=16,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=info.max_model_len,
+        enable_prefix_caching=prefix_caching,
+        eos_token_ids=info.eos_token_ids,
+    )
+
+
+def generate(executor: TorchExecutor, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Our engine's own path, up to NEW_TOKENS beyond each prompt."""
+    core = scheduler(executor)
+    tokens: list[tuple[int, ...]] = [()] * len(prompts)
+    for number, prompt in enumerate(prompts):
+        core.add(Request(str(number), tuple(prompt), GREEDY))
+    while core.has_work:
+        plan = core.schedule()
+        for event in core.apply(plan, executor.execute(plan)):
+            tokens[int(event.request_id)] += event.token_ids
+    return tokens
+
+
+def find_paths(model: Path) -> list[dict[str, Any]]:
+    """transformers' greedy paths of prompts cut from the licence."""
+    from transformers import AutoModelForCausalLM
+
+    text = (Path(__file__).parents[3] / "LICENSE").read_text()
+    ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids
+    starts = range(0, 90 * len(LENGTHS), 90)
+    prompts = [ids[min(start, len(ids) - length) :][:length] for start, length in zip(starts, LENGTHS, strict=True)]
+    truth = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    executor = engine(model, 16)
+    paths: list[list[int]] = [[] for _ in prompts]
+    right: list[list[list[int]]] = [[] for _ in prompts]
+    while unfinished := [n for n in range(len(prompts)) if len(paths[n]) < NEW_TOKENS]:
+        proposals = generate(executor, [(*prompts[n], *paths[n]) for n in unfinished])
+        for n, proposal in zip(unfinished, proposals, strict=True):
+            missing = NEW_TOKENS - len(paths[n])
+            sequence = torch.tensor([[*prompts[n], *paths[n], *proposal[: missing - 1]]])
+            with torch.inference_mode():
+                logits = truth(sequence, logits_to_keep=missing).logits[0]
+            for row, proposed in zip(logits, proposal, strict=False):
+                best = int(row.argmax())
+                paths[n].append(best)
+                right[n].append((row >= row[best] - NEAR_TIE).nonzero()[:, 0].tolist())
+                if best != proposed:
+                    break
+    return [
+        {"prompt": prompt, "tokens": tokens, "right": accepted}
+        for prompt, tokens, accepted in zip(prompts, paths, right, strict=True)
+    ]
+
+
+@pytest.fixture(scope="session")
+def paths(smollm2: Path) -> list[GreedyPath]:
+    """Kept beside the model: the truth depends on the model, on transformers and on this file, not on our engine."""
+    key = hashlib.sha256(f"{version('transformers')} {version('torch')}".encode() + Path(__file__).read_bytes())
+    found = smollm2.with_name(f"{smollm2.name}-greedy-{key.hexdigest()[:12]}.json")
+    with found.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            partial = found.with_suffix(".partial")
+            partial.write_text(json.dumps(find_paths(smollm2)))
+            partial.rename(found)
+    return [
+        GreedyPath(tuple(path["prompt"]), tuple(path["tokens"]), tuple(map(frozenset, path["right"])))
+        for path in json.loads(found.read_text())
+    ]
+
+
+def follow(executor: TorchExecutor, core: Scheduler, paths: Sequence[GreedyPath]) -> list[Event]:
+    """Runs all paths at once, checks every sampled token, and goes on with the truth where there is a near tie."""
+    for number, path in enumerate(paths):
+        core.add(Request(str(number), path.prompt, GREEDY))
+    events: list[Event] = []
+    checked = 0
+    while core.has_work:
+        plan = core.schedule()
+        result = executor.execute(plan)
+        assert not result.failed
+        for sequence in plan.sequences:
+            if sequence.samples:
+                path, step = paths[int(sequence.request_id)], sequence.num_generated
+                got = result.sampled[sequence.request_id]
+                assert got in path.right[step], (
+                    f"prompt of {len(path.prompt)} tokens, output token {step}: {got}, not {path.tokens[step]}"
+                )
+                checked += 1
+        events += core.apply(plan, on_path(plan, result, paths))
+    assert checked == NEW_TOKENS * len(paths)
+    return events
+
+
+def on_path(plan: StepPlan, result: StepResult, paths: Sequence[GreedyPath]) -> StepResult:
+    """The result with the truth's token for each sequence."""
+    tokens = {s.request_id: paths[int(s.request_id)].tokens[s.num_generated] for s in plan.sequences if s.samples}
+    return replace(result, sampled=tokens)
+
+
+def test_paths_are_the_models(paths: list[GreedyPath], smollm2: Path) -> None:
+    # The truth itself: as many prompts, lengths and tokens as promised, text that goes on, few ties.
+    assert [len(path.prompt) for path in paths] == list(LENGTHS)
+    assert all(len(path.tokens) == len(path.right) == NEW_TOKENS for path in paths)
+    assert all(token in right for path in paths for token, right in zip(path.tokens, path.right, strict=True))
+    assert sum(len(right) > 1 for path in paths for right in path.right) <= 3
+    text = Tokenizer.from_file(str(smollm2 / "tokenizer.json")).decode(list(paths[-1].tokens))
+    assert len(set(text.split())) > 10
+
+
+def test_alone(paths: list[GreedyPath], smollm2: Path) -> None:
+    executor = engine(smollm2, 16)
+    for path in paths:
+        follow(executor, scheduler(executor, prefix_caching=False), [path])
+
+
+@pytest.mark.parametrize(("block_size", "budget"), [(8, 100), (16, 2048), (32, 333)])
+def test_batched(block_size: int, budget: int, paths: list[GreedyPath], smollm2: Path) -> None:
+    executor = engine(smollm2, block_size)
+    core = scheduler(executor, max_num_batched_tokens=budget)
+    cold = follow(executor, core, paths)
+    assert all(event.num_cached_tokens == 0 for event in cold)
+    warm = follow(executor, core, paths)
+    for event in warm:  # all full blocks of the prompt, though never its last token
+        length = len(paths[int(event.request_id)].prompt)
+        assert event.num_cached_tokens == (length - 1) // block_size * block_size
