@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -81,23 +82,23 @@ def build(base: str | None, registry: str | None, progress: Progress) -> dict[st
     system.check_root()
     system.install(system.IMAGE_PACKAGES, progress)
     references: dict[str, str] = {}
-    with _lock():
-        for recipe in RECIPES:
-            reference = f"{recipe.repository}:{tag(REPOSITORY, recipe, base or _base_reference())}"
-            if reference not in _names():
-                system.check_disk(cache_folder(), recipe.build_gib, f"building the {recipe.name} image")
-                used_base = base or _bootstrap(progress)
-                with progress.stage(f"building {reference}"):
-                    build_image(
-                        REPOSITORY / "deploy" / f"{recipe.name}.Containerfile", REPOSITORY, reference, used_base
-                    )
-                _forget_old(recipe.repository)
-            references[recipe.name] = reference
-            if registry is not None:
-                remote = f"{registry.rstrip('/')}/{reference.removeprefix('localhost/')}"
-                with progress.stage(f"pushing {remote}"):
-                    _buildah("push", "--quiet", reference, f"docker://{remote}")
-                references[recipe.name] = remote
+    for recipe in RECIPES:
+        reference = f"{recipe.repository}:{tag(REPOSITORY, recipe, base or _base_reference())}"
+        if reference not in _names():
+            system.check_disk(cache_folder(), recipe.build_gib, f"building the {recipe.name} image")
+            used_base = base or _bootstrap(progress)
+            containerfile = REPOSITORY / "deploy" / f"{recipe.name}.Containerfile"
+            with progress.stage(f"building {reference}"):
+                build_image(containerfile, REPOSITORY, reference, used_base)
+                # Named, so that the next build finds it, whatever is forgotten now.
+                build_image(containerfile, REPOSITORY, f"{recipe.repository}-package:latest", used_base, "package")
+            _forget_old(recipe.repository)
+        references[recipe.name] = reference
+        if registry is not None:
+            remote = f"{registry.rstrip('/')}/{reference.removeprefix('localhost/')}"
+            with progress.stage(f"pushing {remote}"):
+                _buildah("push", "--quiet", reference, f"docker://{remote}")
+            references[recipe.name] = remote
     return references
 
 
@@ -194,7 +195,7 @@ def _package_sources() -> str:
     return "\n".join(dict.fromkeys(sources)) + "\n"
 
 
-def build_image(containerfile: Path, context: Path, reference: str, base: str | None) -> None:
+def build_image(containerfile: Path, context: Path, reference: str, base: str | None, target: str = "") -> None:
     """Build one image into the cache.
 
     Args:
@@ -202,23 +203,31 @@ def build_image(containerfile: Path, context: Path, reference: str, base: str | 
         context: folder that the recipe copies from.
         reference: what it is called.
         base: reference of the base image; None for a recipe that starts from nothing.
+        target: the stage to stop at; by default the last.
     """
     command = ["bud", "--isolation=chroot", "--layers", f"--file={containerfile}", f"--tag={reference}"]
+    if target:
+        command.append(f"--target={target}")
     if base is not None:
         uv_cache = _uv_cache()
         uv_cache.mkdir(parents=True, exist_ok=True)
-        command += [
-            f"--build-arg=BASE={base}",
-            "--build-arg=UV_CACHE=--cache-dir=/uv-cache",
-            f"--volume={uv_cache}:/uv-cache",
-        ]
-        command += [f"--ignorefile={REPOSITORY}/deploy/containerignore"]
+        command += [f"--build-arg=BASE={base}", "--build-arg=UV_CACHE=--cache-dir=/uv-cache"]
+        command += [f"--volume={uv_cache}:/uv-cache", f"--ignorefile={REPOSITORY}/deploy/containerignore"]
         # A machine behind a private certificate authority builds with the certificates that it trusts itself, and
         # one with a package index of its own finds it in these files.
         for path in ("/etc/ssl/certs", "/etc/pip.conf", "/etc/uv"):
             if Path(path).exists():
                 command.append(f"--volume={path}:{path}:ro")
-    _buildah(*command, str(context))
+    with _lock():
+        # What a build that was killed has left behind.
+        _buildah("rm", "--all")
+        shutil.rmtree(_temporary(), ignore_errors=True)
+        _buildah(*command, str(context))
+
+
+def forget(name: str) -> None:
+    """Remove an image from the cache, with the layers that no other image needs."""
+    _buildah("rmi", name)
 
 
 def _uv_cache() -> Path:
@@ -229,9 +238,11 @@ def _uv_cache() -> Path:
 
 
 def _forget_old(repository: str) -> None:
-    """Keep the newest few images of a name; layers that only the others used go with them."""
-    for name in stale(json.loads(_buildah("images", "--json")), repository):
-        _buildah("rmi", name)
+    """Keep the newest few images of a name, and no layer that belongs to no name."""
+    with _lock():
+        for name in stale(json.loads(_buildah("images", "--json")), repository):
+            forget(name)
+        _buildah("rmi", "--prune")
 
 
 def stale(listed: list[dict[str, Any]], repository: str) -> list[str]:
@@ -256,9 +267,14 @@ def _storage() -> Path:
     return cache_folder() / "buildah"
 
 
+def _temporary() -> Path:
+    """buildah's scratch space, gigabytes at times: on the disk that was checked for room."""
+    return cache_folder() / "tmp"
+
+
 def _run(*command: str) -> str:
-    (cache_folder() / "tmp").mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "TMPDIR": str(cache_folder() / "tmp")}
+    _temporary().mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "TMPDIR": str(_temporary())}
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment
     )

@@ -183,20 +183,26 @@ def _tracking_root() -> Path:
 
 
 def _create_cgroups(layout: Layout) -> None:
-    for root in _hierarchies():
-        folder = root / layout.name
-        folder.mkdir(exist_ok=True)
-        for name in ("cpuset.cpus", "cpuset.mems"):
-            # Version 1: no process may enter a cpuset without processors and memory nodes.
+    try:
+        for root in _hierarchies():
+            folder = root / layout.name
+            folder.mkdir(exist_ok=True)
             if root.name == "cpuset":
-                (folder / name).write_text((root / name).read_text())
-        if (root / "cgroup.controllers").exists():
-            # Version 2: the kubelet needs the controllers handed down.
-            enable = " ".join(f"+{c}" for c in (root / "cgroup.controllers").read_text().split())
-            for parent in (root, folder):
-                if enable:
+                # Version 1: no process may enter a cpuset without processors and memory nodes.
+                for name in ("cpuset.cpus", "cpuset.mems"):
+                    (folder / name).write_text((root / name).read_text())
+            controllers = root / "cgroup.controllers"
+            if controllers.exists():
+                # Version 2: the kubelet needs the controllers handed down.
+                enable = " ".join(f"+{controller}" for controller in controllers.read_text().split())
+                for parent in (root, folder):
                     (parent / "cgroup.subtree_control").write_text(enable)
-    (_tracking_root() / layout.name / "components").mkdir(exist_ok=True)
+        (_tracking_root() / layout.name / "components").mkdir(exist_ok=True)
+    except OSError as error:
+        raise ClusterError(
+            f"cannot make cgroups ({error}); the cluster needs {_CGROUPS} writable and, inside a container, a cgroup "
+            "namespace whose root has no processes of its own"
+        ) from error
 
 
 def _remove_cgroups(layout: Layout) -> bool:

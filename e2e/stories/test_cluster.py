@@ -209,7 +209,7 @@ def test_load_brings_only_the_changed_layer(
     (tmp_path / "Containerfile").write_text("ARG BASE\nFROM ${BASE}\nCOPY message /message\n")
     for version in ("one", "two"):
         (tmp_path / "message").write_text(version)
-        reference = f"localhost/octavo-story:{tmp_path.parent.name}-{version}"
+        reference = f"localhost/octavo-story-{version}:{kubectl.namespace}"
         images.build_image(tmp_path / "Containerfile", tmp_path, reference, image_references["operator"])
         layers = len(node.ctr(cluster, "snapshots", "list").splitlines())
         started = time.monotonic()
@@ -220,6 +220,9 @@ def test_load_brings_only_the_changed_layer(
         log = finished(kubectl, version)
         assert log.startswith(version)
         assert "octavo_operator" in log
+        kubectl("delete", "pod", version)
+        node.forget_unused(cluster, reference.rpartition(":")[0], current="")
+        images.forget(reference)
 
 
 def test_third_pod_waits_for_a_gpu_that_is_free(second: Layout) -> None:
