@@ -191,10 +191,10 @@ def _create_cgroups(layout: Layout) -> None:
                 # Version 1: no process may enter a cpuset without processors and memory nodes.
                 for name in ("cpuset.cpus", "cpuset.mems"):
                     (folder / name).write_text((root / name).read_text())
-            controllers = root / "cgroup.controllers"
-            if controllers.exists():
+            if root == _CGROUPS:
                 # Version 2: the kubelet needs the controllers handed down.
-                enable = " ".join(f"+{controller}" for controller in controllers.read_text().split())
+                controllers = (root / "cgroup.controllers").read_text().split()
+                enable = " ".join(f"+{controller}" for controller in controllers)
                 for parent in (root, folder):
                     (parent / "cgroup.subtree_control").write_text(enable)
         (_tracking_root() / layout.name / "components").mkdir(exist_ok=True)
