@@ -26,7 +26,7 @@ from cluster.progress import Progress
 
 BASE_PACKAGES = ("python3-minimal", "python3-venv", "ca-certificates")
 
-_KEEP = 3  # images of one name that stay in the build cache
+_KEEP = 2  # images of one name that stay in the build cache: one of ours, and one of another checkout
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,19 @@ class Recipe:
     """What an image is made from.
 
     Attributes:
-        name: `operator` or `runtime`; its file is `deploy/NAME.Containerfile`.
-        inputs: files and folders, relative to the repository, that decide its content.
-        build_gib: disk space for building it from nothing, GiB.
+        name: `operator` or `runtime`; its file is `deploy/NAME.Containerfile`, with the stages `dependencies` and
+            `package`.
+        dependencies: files, relative to the repository, that decide the dependency layers.
+        sources: files and folders that decide the layer above them, our own code.
+        build_gib: disk space for building the dependency layers, GiB.
+        expectation: said before that.
     """
 
     name: str
-    inputs: tuple[str, ...]
+    dependencies: tuple[str, ...]
+    sources: tuple[str, ...]
     build_gib: float
+    expectation: str
 
     @property
     def repository(self) -> str:
@@ -49,18 +54,22 @@ class Recipe:
         return f"localhost/octavo-{self.name}"
 
 
-_COMMON_INPUTS = ("deploy/build-tools.txt", "deploy/containerignore", "pyproject.toml", "README.md", "LICENSE")
+_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "deploy/containerignore")
 
 RECIPES = (
     Recipe(
         "operator",
-        (*_COMMON_INPUTS, "deploy/operator.Containerfile", "requirements/operator.txt", "operator"),
+        ("deploy/operator.Containerfile", "deploy/build-tools.txt", "requirements/operator.txt"),
+        (*_SOURCES, "operator"),
         build_gib=2.0,
+        expectation="half a minute, once",
     ),
     Recipe(
         "runtime",
-        (*_COMMON_INPUTS, "deploy/runtime.Containerfile", "requirements/runtime.txt", "runtime", "kernels"),
+        ("deploy/runtime.Containerfile", "deploy/build-tools.txt", "requirements/runtime.txt"),
+        (*_SOURCES, "runtime", "kernels"),
         build_gib=20.0,
+        expectation="6 GB; three to five minutes, once",
     ),
 )
 
@@ -83,16 +92,7 @@ def build(base: str | None, registry: str | None, progress: Progress) -> dict[st
     system.install(system.IMAGE_PACKAGES, progress)
     references: dict[str, str] = {}
     for recipe in RECIPES:
-        reference = f"{recipe.repository}:{tag(REPOSITORY, recipe, base or _base_reference())}"
-        if reference not in _names():
-            system.check_disk(cache_folder(), recipe.build_gib, f"building the {recipe.name} image")
-            used_base = base or _bootstrap(progress)
-            containerfile = REPOSITORY / "deploy" / f"{recipe.name}.Containerfile"
-            with progress.stage(f"building {reference}"):
-                build_image(containerfile, REPOSITORY, reference, used_base)
-                # Named, so that the next build finds it, whatever is forgotten now.
-                build_image(containerfile, REPOSITORY, f"{recipe.repository}-package:latest", used_base, "package")
-            _forget_old(recipe.repository)
+        reference = _build_recipe(recipe, base, progress)
         references[recipe.name] = reference
         if registry is not None:
             remote = f"{registry.rstrip('/')}/{reference.removeprefix('localhost/')}"
@@ -100,6 +100,31 @@ def build(base: str | None, registry: str | None, progress: Progress) -> dict[st
                 _buildah("push", "--quiet", reference, f"docker://{remote}")
             references[recipe.name] = remote
     return references
+
+
+def _build_recipe(recipe: Recipe, base: str | None, progress: Progress) -> str:
+    base_reference = base or _base_reference()
+    dependencies_tag = tag(REPOSITORY, recipe.dependencies, base_reference)
+    dependencies = f"{recipe.repository}-dependencies:{dependencies_tag}"
+    reference = f"{recipe.repository}:{tag(REPOSITORY, recipe.sources, dependencies)}"
+    names = _names()
+    if reference in names:
+        return reference
+    containerfile = REPOSITORY / "deploy" / f"{recipe.name}.Containerfile"
+    if base is None and base_reference not in names:
+        _bootstrap(base_reference, progress)
+    if dependencies not in names:
+        system.check_disk(cache_folder(), recipe.build_gib, f"building the {recipe.name} image")
+        with progress.stage(f"building {dependencies} ({recipe.expectation})"):
+            build_image(containerfile, REPOSITORY, dependencies, base_reference, "dependencies")
+    with progress.stage(f"building {reference}"):
+        build_image(containerfile, REPOSITORY, reference, base_reference)
+        # Named, so that the next build finds it, whatever is forgotten now.
+        package = f"{recipe.repository}-package:latest"
+        build_image(containerfile, REPOSITORY, package, base_reference, "package")
+    _forget_old(recipe.repository)
+    _forget_old(f"{recipe.repository}-dependencies")
+    return reference
 
 
 def load(layout: Layout, reference: str, progress: Progress) -> None:
@@ -127,10 +152,10 @@ def refresh(layout: Layout, references: dict[str, str], progress: Progress) -> N
         node.forget_unused(layout, recipe.repository, references[recipe.name])
 
 
-def tag(repository: Path, recipe: Recipe, base: str) -> str:
-    """Hash of an image's inputs: names, modes and contents of its files, and the base."""
-    digest = hashlib.sha256(base.encode())
-    for path in _files(repository, recipe.inputs):
+def tag(repository: Path, inputs: tuple[str, ...], below: str) -> str:
+    """Hash of what an image is made from: names, modes and contents of files and folders, and the image below."""
+    digest = hashlib.sha256(below.encode())
+    for path in _files(repository, inputs):
         content = path.read_bytes()
         executable = bool(path.stat().st_mode & 0o100)
         digest.update(f"\n{path.relative_to(repository)} {executable} {len(content)}\n".encode() + content)
@@ -158,11 +183,8 @@ def _base_reference() -> str:
     return f"localhost/octavo-base:{hashlib.sha256(described).hexdigest()[:12]}"
 
 
-def _bootstrap(progress: Progress) -> str:
-    """Make the default base image unless it is there; returns its reference."""
-    reference = _base_reference()
-    if reference in _names():
-        return reference
+def _bootstrap(reference: str, progress: Progress) -> None:
+    """Make the default base image."""
     with (
         progress.stage(f"bootstrapping {reference} ({_suite()}: {', '.join(BASE_PACKAGES)})"),
         tempfile.TemporaryDirectory(dir=cache_folder(), prefix="base-") as folder,
@@ -173,7 +195,6 @@ def _bootstrap(progress: Progress) -> str:
         target = Path(folder, "rootfs.tar")
         _run("mmdebstrap", "--quiet", "--variant=minbase", include, _suite(), str(target), str(sources))
         build_image(REPOSITORY / "deploy" / "base.Containerfile", Path(folder), reference, base=None)
-    return reference
 
 
 def _suite() -> str:

@@ -6,6 +6,7 @@ It is how `stop` knows what is ours, whatever was killed before, and the only th
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -30,21 +31,11 @@ def start(layout: Layout) -> int:
     _check_addresses(layout)
     _create_cgroups(layout)
     procs = _tracking_root() / layout.name / "components" / "cgroup.procs"
-    launcher = [
-        "setsid",
-        "--fork",
-        "unshare",
-        "--net",
-        "--mount",
-        "--pid",
-        "--fork",
-        "--kill-child=KILL",
-        "--mount-proc",
-    ]
-    launcher += ["--propagation", "private", sys.executable, "-m", "cluster.init", str(layout.state)]
+    unshare = "setsid --fork unshare --net --mount --pid --fork --kill-child=KILL --mount-proc --propagation private"
+    first = [*unshare.split(), sys.executable, "-m", "cluster.init", str(layout.state)]
     with (layout.logs / "init.log").open("wb") as log:
         subprocess.run(
-            ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *launcher],
+            ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *first],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -82,9 +73,9 @@ def stop(layout: Layout) -> None:
 def processes(layout: Layout) -> set[int]:
     """PIDs of everything that belongs to the cluster, pods included."""
     pids: set[int] = set()
-    for procs in (_tracking_root() / layout.name).rglob("cgroup.procs"):
+    for folder, _, _ in os.walk(_tracking_root() / layout.name):
         try:
-            pids.update(int(line) for line in procs.read_text().split())
+            pids.update(int(line) for line in Path(folder, "cgroup.procs").read_text().split())
         except OSError:  # the cgroup went away between listing and reading
             continue
     return pids
@@ -142,8 +133,9 @@ def tail(path: Path, lines: int = 15) -> str:
 
 def mounts_below(folder: Path) -> list[str]:
     """Mount points of the host at or below a folder."""
-    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    points = [point.encode().decode("unicode_escape") for point in points]
+    words = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    # The kernel writes a space as \\040, and so on.
+    points = [re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), word) for word in words]
     return [point for point in points if Path(point) == folder or folder in Path(point).parents]
 
 

@@ -85,42 +85,42 @@ def test_upper_folder_is_where_a_snapshots_files_belong(mount: str) -> None:
 
 
 @pytest.fixture
-def recipe_tree(tmp_path: Path) -> tuple[Path, images.Recipe]:
+def sources(tmp_path: Path) -> Path:
     (tmp_path / "code" / "package").mkdir(parents=True)
     (tmp_path / "code" / "package" / "a.py").write_text("a = 1\n")
     (tmp_path / "lock.txt").write_text("x==1\n")
-    return tmp_path, images.Recipe("x", ("lock.txt", "code"), build_gib=1.0)
+    return tmp_path
 
 
-def test_tag_changes_with_content_mode_files_and_base(recipe_tree: tuple[Path, images.Recipe]) -> None:
-    root, recipe = recipe_tree
-    source = root / "code" / "package" / "a.py"
-    tags = [images.tag(root, recipe, "base:1"), images.tag(root, recipe, "base:2")]
+INPUTS = ("lock.txt", "code")
+
+
+def test_tag_changes_with_content_mode_files_and_base(sources: Path) -> None:
+    source = sources / "code" / "package" / "a.py"
+    tags = [images.tag(sources, INPUTS, "base:1"), images.tag(sources, INPUTS, "base:2")]
     source.write_text("a = 2\n")
-    tags.append(images.tag(root, recipe, "base:1"))
+    tags.append(images.tag(sources, INPUTS, "base:1"))
     source.chmod(0o755)
-    tags.append(images.tag(root, recipe, "base:1"))
+    tags.append(images.tag(sources, INPUTS, "base:1"))
     source.rename(source.with_name("b.py"))
-    tags.append(images.tag(root, recipe, "base:1"))
-    (root / "lock.txt").write_text("x==2\n")
-    tags.append(images.tag(root, recipe, "base:1"))
+    tags.append(images.tag(sources, INPUTS, "base:1"))
+    (sources / "lock.txt").write_text("x==2\n")
+    tags.append(images.tag(sources, INPUTS, "base:1"))
     assert len(set(tags)) == len(tags)
 
 
-def test_tag_ignores_what_python_generates(recipe_tree: tuple[Path, images.Recipe]) -> None:
-    root, recipe = recipe_tree
-    before = images.tag(root, recipe, "base:1")
+def test_tag_ignores_what_python_generates(sources: Path) -> None:
+    before = images.tag(sources, INPUTS, "base:1")
     for generated in ("code/package/__pycache__", "code/octavo.egg-info"):
-        (root / generated).mkdir()
-        (root / generated / "file").write_text("x")
-    assert images.tag(root, recipe, "base:1") == before
+        (sources / generated).mkdir()
+        (sources / generated / "file").write_text("x")
+    assert images.tag(sources, INPUTS, "base:1") == before
 
 
-def test_tag_names_a_missing_input(recipe_tree: tuple[Path, images.Recipe]) -> None:
-    root, recipe = recipe_tree
-    (root / "lock.txt").unlink()
+def test_tag_names_a_missing_input(sources: Path) -> None:
+    (sources / "lock.txt").unlink()
     with pytest.raises(ClusterError, match=r"lock\.txt is missing"):
-        images.tag(root, recipe, "base:1")
+        images.tag(sources, INPUTS, "base:1")
 
 
 def test_recipes_name_files_that_exist_and_what_their_containerfile_copies() -> None:
@@ -128,13 +128,13 @@ def test_recipes_name_files_that_exist_and_what_their_containerfile_copies() -> 
         containerfile = (REPOSITORY / "deploy" / f"{recipe.name}.Containerfile").read_text()
         for line in containerfile.splitlines():
             if line.startswith("COPY ") and "--from" not in line:
-                assert set(line.split()[1:-1]) <= set(recipe.inputs), line
-        assert all((REPOSITORY / name).exists() for name in recipe.inputs)
+                assert set(line.split()[1:-1]) <= {*recipe.dependencies, *recipe.sources}, line
+        assert all((REPOSITORY / name).exists() for name in (*recipe.dependencies, *recipe.sources))
 
 
 def test_stale_keeps_the_newest_and_other_names() -> None:
     listed: list[dict[str, Any]] = [
-        {"names": [f"localhost/octavo-runtime:{number}"], "created": 100 + number} for number in (4, 1, 5, 2, 3)
+        {"names": [f"localhost/octavo-runtime:{number}"], "created": 100 + number} for number in (3, 1, 4, 2)
     ]
     listed += [{"names": None, "created": 1}, {"names": ["localhost/octavo-runtime-x:1"], "created": 1}]
     assert images.stale(listed, "localhost/octavo-runtime") == [
