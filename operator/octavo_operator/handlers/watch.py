@@ -76,7 +76,14 @@ async def watch(
     """
     scope: dict[str, Any] = {"namespaces": namespaces} if namespaces else {"clusterwide": True}
     # `stop_flag` is left out: with it an exit takes five seconds.
-    await kopf.operator(registry=_registry(sink, connect), standalone=True, ready_flag=ready, **scope)
+    await kopf.operator(
+        registry=_registry(sink, connect),
+        # Without one kopf asks for the user's name, which the user id of a container need not have.
+        identity="octavo-operator",  # type: ignore[arg-type]  # kopf's Identity is a str without a public name
+        standalone=True,
+        ready_flag=ready,
+        **scope,
+    )
 
 
 def _registry(sink: EventSink, connect: Callable[[], Awaitable[Connection]]) -> kopf.OperatorRegistry:
