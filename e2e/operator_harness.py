@@ -34,8 +34,8 @@ Manifest = dict[str, Any]
 
 CRD = REPOSITORY / "crds" / "octavo.dev_inferenceservices.yaml"
 CHART = REPOSITORY / "charts" / "octavo"
-HERE = "octavo-operator-stories"
-"""Namespace of the operator's identity."""
+NO_IMAGE = "NOT-AN-IMAGE"
+"""Pods of this image stay, stay unready, and say the same thing for ever."""
 
 
 def eventually(read: Callable[[], T], seconds: float = 10.0, *, every: float = 0.05) -> T:
@@ -135,7 +135,7 @@ class OperatorProcess:
         """Starts it and waits until it is ready."""
         self.port = free_port()
         command = [
-            *(sys.executable, "-m", "octavo_operator", "--runtime-image=octavo.invalid/runtime:0"),
+            *(sys.executable, "-m", "octavo_operator", f"--runtime-image={NO_IMAGE}"),
             *("--host=127.0.0.1", f"--port={self.port}", f"--kubeconfig={self.kubeconfig}", "--log-format=text"),
             *self.arguments,
         ]
@@ -175,10 +175,18 @@ class OperatorProcess:
 
 @dataclass(slots=True)
 class World:
-    """A cluster with the CRD and the operator's identity, and nobody else at work."""
+    """A cluster with the CRD and the operator's identity, and nobody else at work.
+
+    Attributes:
+        admin: kubectl with all rights.
+        folder: for files; it goes with the world.
+        home: namespace of the operator's identity; also the name of its service account and its role.
+        namespaces: the stories' namespaces.
+    """
 
     admin: Kubectl
     folder: Path
+    home: str
     namespaces: list[str] = field(default_factory=list)
 
     def namespace(self) -> Kubectl:
@@ -189,16 +197,16 @@ class World:
         self.namespaces.append(name)
         return self.admin.within(name)
 
-    def operator(self, *arguments: str, server: str | None = None, account: str = "octavo-operator") -> OperatorProcess:
+    def operator(self, *arguments: str, server: str | None = None, account: str | None = None) -> OperatorProcess:
         """An operator that is not started yet.
 
         Args:
             arguments: more flags.
             server: URL of the API server, if not the cluster's own.
-            account: its service account.
+            account: its service account, if not the one with the chart's role.
         """
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        token = self.admin("create", "token", account, f"--namespace={HERE}", "--duration=4h")
+        token = self.admin.within(self.home)("create", "token", account or self.home, "--duration=4h")
         path = folder / "kubeconfig"
         cluster = self.cluster() if server is None else {"server": server}
         path.write_text(
@@ -226,33 +234,32 @@ def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[Worl
     """Prepares a cluster for the operator's stories, and leaves it as it was."""
     admin = Kubectl(kubectl, kubeconfig)
     with tempfile.TemporaryDirectory(prefix="octavo-stories-") as folder, _others_paused(admin):
+        was_there = not admin.run("get", "-f", str(CRD)).returncode
         admin("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-        admin("wait", "--for=condition=Established", "crd/inferenceservices.octavo.dev")
-        admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HERE}})
-        rights = render_chart(helm, "templates/rbac.yaml", namespace=HERE)
-        account = {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": "octavo-operator", "namespace": HERE},
-        }
-        admin.within(HERE).apply(account, *rights)
-        world = World(admin, Path(folder))
+        admin("wait", "--for=condition=Established", "-f", str(CRD))
+        release = f"octavo-{uuid.uuid4().hex[:8]}"
+        home = f"{release}-operator"
+        rights = _chart_rights(helm, release, home)
+        admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": home}})
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": home}}
+        admin.within(home).apply(account, *rights)
+        world = World(admin, Path(folder), home)
         try:
             yield world
         finally:
-            admin("delete", "namespace", "--wait=false", HERE, *world.namespaces)
+            admin("delete", "namespace", "--wait=false", home, *world.namespaces)
             for manifest in rights:
                 admin("delete", manifest["kind"], manifest["metadata"]["name"])
+            if not was_there:
+                # Helm would not adopt a CRD that it did not install.
+                admin("delete", "-f", str(CRD))
 
 
-def render_chart(
-    helm: Path, template: str, *, namespace: str, values: Mapping[str, str] | None = None
-) -> list[Manifest]:
-    """One template of the chart as it would be installed under the name that the stories use."""
-    settings = {"image.repository": "none", "runtimeImage.repository": "none", **(values or {})}
+def _chart_rights(helm: Path, release: str, namespace: str) -> list[Manifest]:
+    """The roles of the chart and their bindings."""
     command: list[str | Path] = [
-        *(helm, "template", "octavo", CHART, f"--namespace={namespace}", f"--show-only={template}"),
-        *("--kube-version=1.34.0", *(f"--set={name}={value}" for name, value in settings.items())),
+        *(helm, "template", release, CHART, f"--namespace={namespace}", "--show-only=templates/rbac.yaml"),
+        *("--kube-version=1.34.0", "--set=image.repository=none,runtimeImage.repository=none"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
@@ -279,7 +286,8 @@ class FaultyProxy:
 
     Attributes:
         down: answers 503 to everything.
-        gone_watches: how many of the next watches are answered 410 Gone.
+        gone_watches: how many of the next watches have expired: 410 Gone as their only event, as an API server does it.
+        missing: a resource that is answered 404, as if its CRD were not there.
     """
 
     def __init__(self, cluster: Mapping[str, str]) -> None:
@@ -288,6 +296,7 @@ class FaultyProxy:
         self._tls = ssl.create_default_context(cadata=authority)
         self.down = False
         self.gone_watches = 0
+        self.missing = ""
         self.port = free_port()
         self._loop = asyncio.new_event_loop()
         self._streams: set[asyncio.Task[Any]] = set()
@@ -330,16 +339,17 @@ class FaultyProxy:
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         if self.down:
             return web.json_response({"kind": "Status", "message": "the proxy plays dead"}, status=503)
+        if self.missing and f"/{self.missing}" in request.path:
+            return web.Response(status=404, text="404 page not found\n")
         watching = request.query.get("watch") in {"true", "1"}
         if watching and self.gone_watches > 0:
             self.gone_watches -= 1
-            return web.json_response(
-                {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}, status=410
-            )
+            status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+            return web.json_response({"type": "ERROR", "object": status})
         headers = {
             name: value for name, value in request.headers.items() if name.lower() not in {"host", "content-length"}
         }
-        body = await request.read()
+        body = await request.read() or None
         url = self._upstream + request.raw_path
         async with self._session.request(request.method, url, headers=headers, data=body, ssl=self._tls) as answer:
             response = web.StreamResponse(status=answer.status)

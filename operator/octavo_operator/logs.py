@@ -25,16 +25,24 @@ class _JsonFormatter(logging.Formatter):
 
 
 class Throttle(logging.Filter):
-    """Lets one line per level pass in each period: for a logger that repeats itself during an outage."""
+    """For a handler: lets one line per level pass in each period, of a logger and those below it.
 
-    def __init__(self, period: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
+    Args:
+        name: the logger that repeats itself; lines of all others pass.
+        period: seconds.
+        monotonic: the clock.
+    """
+
+    def __init__(self, name: str, period: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(name)
         self._period = period
         self._monotonic = monotonic
         self._next: dict[int, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line passes."""
+        if not super().filter(record):
+            return True
         now = self._monotonic()
         if now < self._next.get(record.levelno, now):
             return False
@@ -46,8 +54,8 @@ def configure_logs(level: int, *, json_lines: bool) -> None:
     """Sends everything to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if json_lines else logging.Formatter(TEXT_FORMAT))
+    # During an outage kopf writes three lines per retry and watch.
+    handler.addFilter(Throttle("kopf._cogs.clients", 10.0))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # kopf tells of every event that a handler took in, and during an outage three lines per retry and watch.
+    # kopf tells of every event that a handler took in.
     logging.getLogger("kopf.objects").setLevel(max(level, logging.WARNING))
-    logging.getLogger("kopf._cogs.clients").addFilter(Throttle(10.0))
-    logging.getLogger("aiohttp.access").setLevel(max(level, logging.WARNING))
