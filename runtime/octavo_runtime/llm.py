@@ -223,7 +223,8 @@ class _Bar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:  # to stop what was not started prints an empty line
+            self._progress.stop()
 
     def show(self, stage: str, done: int, total: int) -> None:
         """Shows how far a stage has come."""

@@ -1,0 +1,178 @@
+"""The offline rows of bench/serving.py, in a process of their own: `python -m bench.serving_offline MODEL [--profile]`.
+
+Prints one JSON object: figures, limits of this machine, and with --profile where the time of a step goes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench.report import say
+
+from octavo_runtime import LLM, SamplingParams
+from octavo_runtime.core.scheduler import Scheduler
+from octavo_runtime.domain import EngineConfig
+from octavo_runtime.engine import executor as engine_executor
+from octavo_runtime.loading.plan import plan_model
+from octavo_runtime.models.decoder import Decoder
+from octavo_runtime.text.output import OutputText
+
+# Name: streams, prompt tokens, output tokens.
+ROWS = {"decode_1": (1, 32, 128), "decode_8": (8, 128, 128), "decode_32": (32, 128, 128), "prefill_1024": (1, 1024, 1)}
+KV_MEMORY = 1 << 30
+_PROFILED = "decode_8"
+_WARM_UP = 8  # tokens
+
+
+def main(model: str, *, profile: bool) -> dict[str, Any]:
+    """Runs the rows."""
+    began = time.perf_counter()
+    llm = LLM(model, kv_cache_memory=KV_MEMORY)
+    figures = {"load_seconds": time.perf_counter() - began}
+    rng = random.Random(0)
+    _row(llm, rng, 1, 32, _WARM_UP)
+    for name, (streams, prompt, output) in ROWS.items():
+        seconds = _row(llm, rng, streams, prompt, output)
+        tokens = prompt if name.startswith("prefill") else streams * output
+        figures[f"{name}_tok_s"] = tokens / seconds
+        say(f"  {name}: {tokens} tokens in {seconds:.1f} s = {tokens / seconds:.1f} tok/s")
+    figures["offline_peak_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    result: dict[str, Any] = {"figures": figures, "limits": _limits(model)}
+    if profile:
+        result["profile"] = _profile(llm, rng)
+    return result
+
+
+def _row(llm: LLM, rng: random.Random, streams: int, prompt: int, output: int) -> float:
+    """Seconds that it takes to continue so many random prompts; no two share a prefix."""
+    prompts = [[rng.randrange(3, 48_000) for _ in range(prompt)] for _ in range(streams)]
+    began = time.perf_counter()
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True))
+    seconds = time.perf_counter() - began
+    assert all(len(each.token_ids) == output for each in outputs), "an answer is short"
+    return seconds
+
+
+def _limits(model: str) -> dict[str, float]:
+    """What memory bandwidth and arithmetic of this machine allow for each row, both measured now, best of five.
+
+    A decode step reads every weight once and the KV of every sequence; each token costs two operations per weight.
+    """
+    block = torch.ones(1 << 28)  # 1 GiB
+    bandwidth = block.nbytes / _best(block.sum)
+    del block
+    left, right = torch.ones(2048, 2048), torch.ones(2048, 2048)
+    flops = 2 * 2048**3 / _best(lambda: left @ right)
+    plan = plan_model(Path(model), EngineConfig(model, kv_cache_memory=KV_MEMORY))
+    operations = 2 * plan.weights_bytes / (4 if plan.dtype == "float32" else 2)  # for one token
+    limits = {"read_gb_s": bandwidth / 1e9, f"gemm_{plan.dtype}_gflop_s": flops / 1e9}
+    for name, (streams, prompt, output) in ROWS.items():
+        prefill = streams * prompt * operations / flops
+        if name.startswith("prefill"):
+            limits[f"{name}_tok_s"] = prompt / prefill
+            continue
+        context = streams * (prompt + output / 2) * plan.kv_bytes_per_token
+        step = max((plan.weights_bytes + context) / bandwidth, streams * operations / flops)
+        limits[f"{name}_tok_s"] = streams * output / (prefill + output * step)
+    return limits
+
+
+def _best(work: Any) -> float:
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def _profile(llm: LLM, rng: random.Random) -> dict[str, Any]:
+    """Where the time of one row goes: by phase of a step, then by the Python line under which the time was spent."""
+    with _timed() as phases:
+        seconds = _row(llm, rng, *ROWS[_PROFILED])
+    steps = ROWS[_PROFILED][2]
+    phases["rest"] = seconds - sum(phases.values())
+    milliseconds = {name: round(1000 * spent / steps, 3) for name, spent in phases.items()}
+    say(f"  {_PROFILED}, ms of each step: " + ", ".join(f"{name} {spent}" for name, spent in milliseconds.items()))
+    lines = _sampled(lambda: _row(llm, rng, *ROWS[_PROFILED]))
+    for line, share in lines.items():
+        say(f"  {share:6.1%}  {line}")
+    return {"row": _PROFILED, "ms_per_step": milliseconds, "share_by_line": lines}
+
+
+@contextmanager
+def _timed() -> Iterator[dict[str, float]]:
+    """Times the phases of a step; none of them contains another."""
+    spent: dict[str, float] = defaultdict(float)
+    parts = {
+        "schedule": (Scheduler, "schedule"),
+        "build batch": (engine_executor, "build_batch"),
+        "forward": (Decoder, "forward"),
+        "sample": (engine_executor, "sample_tokens"),
+        "apply": (Scheduler, "apply"),
+        "detokenise": (OutputText, "push"),
+    }
+    originals = {name: getattr(owner, attribute) for name, (owner, attribute) in parts.items()}
+
+    def wrapped(name: str) -> Any:
+        original = originals[name]
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                spent[name] += time.perf_counter() - began
+
+        return call
+
+    for name, (owner, attribute) in parts.items():
+        setattr(owner, attribute, wrapped(name))
+    try:
+        yield spent
+    finally:
+        for name, (owner, attribute) in parts.items():
+            setattr(owner, attribute, originals[name])
+
+
+def _sampled(work: Any) -> dict[str, float]:
+    """Share of the main thread's time under each innermost Python line, by py-spy, the fifteen largest."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "raw"
+        program = str(Path(sys.executable).with_name("py-spy"))
+        options = ["--format", "raw", "--rate", "100", "--output", str(out), "--pid", str(os.getpid())]
+        process = subprocess.Popen([program, "record", *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        work()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+        if not out.exists():
+            say(f"  py-spy found nothing: {errors.decode().strip().splitlines()[-1:]}")
+            return {}
+        counts: dict[str, int] = defaultdict(int)
+        for line in out.read_text().splitlines():
+            stack, count = line.rsplit(" ", 1)
+            if "MainThread" in stack or "main (" in stack:
+                counts[stack.split(";")[-1]] += int(count)
+    total = sum(counts.values())
+    largest = sorted(counts.items(), key=lambda item: -item[1])[:15]
+    return {line: round(count / total, 4) for line, count in largest}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], profile="--profile" in sys.argv)))
