@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from octavo_runtime.errors import BadWeights
 from octavo_runtime.loading.checkpoint import open_checkpoint, read_header
-from safetensors.torch import save_file
 
 
 def write_raw(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from octavo_runtime.cli import run
 from octavo_runtime.domain import EngineConfig
 from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV
 from octavo_runtime.loading.plan import plan_model, resolve_dtype
 from octavo_runtime.loading.spec import decoder_spec
-from safetensors.torch import save_file
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

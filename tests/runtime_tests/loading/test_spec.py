@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from octavo_runtime.errors import ModelNotFound, UnsupportedModel
 from octavo_runtime.loading.spec import RopeSpec, decoder_spec, read_spec
 

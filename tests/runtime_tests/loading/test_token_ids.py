@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from octavo_runtime.errors import UnsupportedModel
 from octavo_runtime.loading.spec import DecoderSpec, decoder_spec
 from octavo_runtime.loading.token_ids import TokenIds, read_token_ids

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from octavo_runtime.errors import BadWeights
 from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.spec import DecoderSpec, RopeSpec
 from octavo_runtime.loading.weight_map import weight_map
 from octavo_runtime.loading.weights import load_weights
-from safetensors.torch import save_file
 
 SPEC = DecoderSpec(
     architecture="Qwen3ForCausalLM",

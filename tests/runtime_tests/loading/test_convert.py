@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
+from octavo_runtime.cli import run
+from octavo_runtime.errors import BadFlags, BadWeights, ModelNotFound, UnsupportedModel
+from octavo_runtime.loading.convert import convert_gguf
+from octavo_runtime.loading.spec import read_spec
+from octavo_runtime.loading.token_ids import read_token_ids
+
+HIDDEN, HEADS, KV_HEADS, DIM, MLP, LAYERS = 32, 4, 2, 8, 64, 2
+# The 256 letters of byte-level BPE, two merges and three tokens that are no text.
+LETTERS = sorted(ByteLevel.alphabet())
+TOKENS = [*LETTERS, "he", "hel", "<s>", "</s>", "<|turn|>"]
+KINDS = [1] * 258 + [3] * 3
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+HF_NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def pairs(value: np.ndarray, heads: int) -> np.ndarray:
+    """How llama.cpp's converter reorders the rows of q and k of a Llama."""
+    return value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
+
+
+def tensors(arch: str) -> dict[str, np.ndarray]:
+    """By Hugging Face names."""
+    rng = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (len(TOKENS), HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+        "lm_head.weight": (len(TOKENS), HIDDEN),
+    }
+    rows = {"attn_q": HEADS * DIM, "attn_k": KV_HEADS * DIM, "attn_v": KV_HEADS * DIM, "attn_output": HIDDEN}
+    for layer in range(LAYERS):
+        for part, name in HF_NAMES.items():
+            shape: tuple[int, ...] = (HIDDEN,)
+            if not part.endswith("norm"):
+                out = rows.get(part, HIDDEN if part == "ffn_down" else MLP)
+                shape = (out, {"attn_output": HEADS * DIM, "ffn_down": MLP}.get(part, HIDDEN))
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+            if arch == "qwen2" and part in {"attn_q", "attn_k", "attn_v"}:
+                shapes[f"model.layers.{layer}.{name}.bias"] = shape[:1]
+    return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+
+def write_gguf(
+    path: Path,
+    arch: str = "llama",
+    *,
+    fields: dict[str, Any] | None = None,
+    drop: tuple[str, ...] = (),
+    extra: dict[str, np.ndarray] | None = None,
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+) -> dict[str, np.ndarray]:
+    """Writes a model; returns its tensors by Hugging Face names."""
+    writer = gguf.GGUFWriter(path, arch)
+    values: dict[str, Any] = {
+        f"{arch}.context_length": 128,
+        f"{arch}.embedding_length": HIDDEN,
+        f"{arch}.block_count": LAYERS,
+        f"{arch}.feed_forward_length": MLP,
+        f"{arch}.attention.head_count": HEADS,
+        f"{arch}.attention.head_count_kv": KV_HEADS,
+        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{arch}.rope.freq_base": 5000.0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": KINDS,
+        "tokenizer.ggml.merges": ["h e", "he l"],
+        "tokenizer.ggml.bos_token_id": 258,
+        "tokenizer.ggml.eos_token_id": 259,
+        "tokenizer.ggml.eot_token_id": 260,
+        "tokenizer.chat_template": TEMPLATE,
+    } | (fields or {})
+    for name, value in values.items():
+        match value:
+            case None:
+                pass
+            case bool():
+                writer.add_bool(name, value)
+            case int():
+                writer.add_uint32(name, value)
+            case float():
+                writer.add_float32(name, value)
+            case str():
+                writer.add_string(name, value)
+            case _:
+                writer.add_array(name, value)
+    truth = tensors(arch)
+    to_gguf = {name: part for part, name in HF_NAMES.items()}
+    top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    stored: dict[str, np.ndarray] = {}
+    for name, value in truth.items():
+        base, suffix = name.rsplit(".", 1)
+        if base in top:
+            stored[f"{top[base]}.{suffix}"] = value
+            continue
+        _, _, layer, part = base.split(".", 3)
+        if arch == "llama" and part.endswith(("q_proj", "k_proj")):
+            value = pairs(value, HEADS if part.endswith("q_proj") else KV_HEADS)  # noqa: PLW2901 - the stored form
+        stored[f"blk.{layer}.{to_gguf[part]}.{suffix}"] = value
+    for name, value in (stored | (extra or {})).items():
+        if name in drop:
+            continue
+        if kind is gguf.GGMLQuantizationType.F32 or value.ndim == 1:
+            writer.add_tensor(name, value)
+        else:
+            writer.add_tensor(name, gguf.quantize(value, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return truth
+
+
+def read(directory: Path) -> dict[str, np.ndarray]:
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        return {name: file.get_tensor(name).float().numpy() for name in file.keys()}  # noqa: SIM118 - it is no dict
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_convert_gguf_float32(arch: str, tmp_path: Path) -> None:
+    truth = write_gguf(tmp_path / "m.gguf", arch)
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out", dtype="float32")
+    got = read(tmp_path / "out")
+    assert got.keys() == truth.keys()
+    for name, value in truth.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+    spec = read_spec(tmp_path / "out")
+    assert (spec.num_layers, spec.num_kv_heads, spec.rope.theta, spec.rms_norm_eps) == (2, 2, 5000.0, 1e-5)
+    assert spec.qkv_bias is (arch == "qwen2")
+    assert spec.tie_word_embeddings is False
+    ids = read_token_ids(tmp_path / "out", spec)
+    assert (ids.vocab_size, ids.eos) == (261, (259, 260))
+
+
+def test_convert_gguf_bfloat16_rounds_to_nearest(tmp_path: Path) -> None:
+    import torch
+
+    truth = write_gguf(tmp_path / "m.gguf")
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    for name, value in read(tmp_path / "out").items():
+        expected = torch.from_numpy(truth[name]).bfloat16().float().numpy()
+        np.testing.assert_array_equal(value, expected, err_msg=name)
+
+
+def test_convert_gguf_quantised(tmp_path: Path) -> None:
+    truth = write_gguf(tmp_path / "m.gguf", kind=gguf.GGMLQuantizationType.Q8_0)
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out", dtype="float32")
+    got = read(tmp_path / "out")["model.layers.1.self_attn.q_proj.weight"]
+    want = truth["model.layers.1.self_attn.q_proj.weight"]
+    assert 0 < np.abs(got - want).max() < np.abs(want).max() / 100
+
+
+def test_convert_gguf_tied(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", drop=("output.weight",))
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    assert read_spec(tmp_path / "out").tie_word_embeddings is True
+
+
+def test_convert_gguf_tokenizer(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    text = "hello 42  été 🦀\n<|turn|>x"
+    encoded = tokenizer.encode(text)
+    assert encoded.tokens[:3] == ["hel", "l", "o"]
+    assert "<|turn|>" in encoded.tokens
+    assert tokenizer.decode(encoded.ids, skip_special_tokens=False) == text
+    config = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert (config["chat_template"], config["bos_token"], config["eos_token"]) == (TEMPLATE, "<s>", "</s>")
+
+
+@pytest.mark.parametrize(("pre", "words"), [("smollm", ["Ġ", "1", "2", "3", "4"]), ("gpt-2", ["Ġ1234"])])
+def test_convert_gguf_cuts_numbers_as_the_model_does(pre: str, words: list[str], tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", fields={"tokenizer.ggml.pre": pre})
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(" 1234")] == words
+
+
+@pytest.mark.parametrize(("pre", "words"), [("llama-bpe", ["123", "4", "Ġa"]), ("qwen2", ["1", "2", "3", "4", "Ġa"])])
+def test_convert_gguf_regular_expressions(pre: str, words: list[str], tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", fields={"tokenizer.ggml.pre": pre})
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str("1234 a")] == words
+    # Llama 3 begins with its begin-of-text token even where the file does not say so.
+    assert (tokenizer.encode("a").tokens[0] == "<s>") is (pre == "llama-bpe")
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_convert_gguf_llama3_rope(factor: float, tmp_path: Path) -> None:
+    # What llama.cpp's converter writes for Llama 3.1: the divisor of each frequency.
+    frequencies = 1 / 500_000.0 ** (np.arange(0, DIM, 2) / DIM)
+    wavelengths = 2 * np.pi / frequencies
+    smooth = np.clip((8192 / wavelengths - 1) / 3, 0, 1)
+    divisors = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    fields = {"llama.rope.freq_base": 500_000.0}
+    write_gguf(tmp_path / "m.gguf", fields=fields, extra={"rope_freqs.weight": divisors})
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    rope = read_spec(tmp_path / "out").rope
+    assert (rope.kind, rope.factor, rope.original_max_position) == ("llama3", factor, 8192)
+
+
+def test_convert_gguf_rope_scaling(tmp_path: Path) -> None:
+    fields = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    fields |= {"llama.rope.scaling.original_context_length": 32}
+    write_gguf(tmp_path / "m.gguf", fields=fields)
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    spec = read_spec(tmp_path / "out")
+    assert (spec.rope.kind, spec.rope.factor, spec.rope.original_max_position, spec.max_position) == (
+        "yarn",
+        4,
+        32,
+        128,
+    )
+
+
+NAN = np.full((HIDDEN,), np.nan, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"fields": {"tokenizer.ggml.model": "llama"}}, UnsupportedModel, r"tokenizer\.ggml\.model is 'llama'"),
+        ({"fields": {"tokenizer.ggml.pre": "poro"}}, UnsupportedModel, r"tokenizer\.ggml\.pre is 'poro'; known are"),
+        ({"fields": {"llama.expert_count": 8}}, UnsupportedModel, "mixtures of experts"),
+        ({"fields": {"llama.rope.dimension_count": 4}}, UnsupportedModel, "rotating part of a head"),
+        ({"fields": {"llama.rope.scaling.type": "longrope"}}, UnsupportedModel, "'longrope'"),
+        ({"fields": {"llama.block_count": None}}, BadWeights, r"llama\.block_count is missing"),
+        ({"extra": {"rope_freqs.weight": np.ones(4, np.float32) * 3}}, UnsupportedModel, "Llama 3's rule"),
+        ({"drop": ("blk.1.ffn_up.weight",)}, BadWeights, r"layers\.1\.mlp\.up_proj\.weight is missing"),
+        ({"extra": {"blk.0.attn_sinks.weight": NAN}}, BadWeights, r"blk\.0\.attn_sinks\.weight \(1 in all\) have no"),
+        ({"extra": {"output_norm.weight": NAN}}, BadWeights, r"output_norm\.weight has values that are not finite"),
+        ({"arch": "gemma"}, UnsupportedModel, r"general\.architecture is 'gemma'"),
+    ],
+)
+def test_convert_gguf_refused(changes: dict[str, Any], error: type[Exception], message: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", **changes)
+    with pytest.raises(error, match=message):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"], "nothing is left behind"
+
+
+def test_convert_gguf_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="no file"):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model at all, only text", b"GGUF\x03\x00\x00\x00" + b"\xff" * 16])
+def test_convert_gguf_damaged(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(BadWeights, match="damaged or no GGUF file"):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def test_convert_gguf_truncated(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    whole = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "m.gguf").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadWeights, match="damaged or no GGUF file"):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def test_convert_gguf_target_exists(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "precious").touch()
+    with pytest.raises(BadFlags, match="out exists already"):
+        convert_gguf(tmp_path / "m.gguf", target)
+    (target / "precious").unlink()
+    convert_gguf(tmp_path / "m.gguf", target)
+    assert (target / "model.safetensors").is_file()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755
+
+
+def test_convert_gguf_progress(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    seen: list[tuple[int, int]] = []
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
+    total = sum(value.size * 2 for value in tensors("llama").values())
+    assert seen[-1] == (total, total)
+    assert len(seen) == len(tensors("llama"))
+
+
+def test_convert_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    assert run(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "out"), "--dtype", "float32"]) == 0
+    assert "octavo serve" in capsys.readouterr().out
+    assert run(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "out")]) == 2
+    assert "exists already" in capsys.readouterr().err

@@ -1,0 +1,139 @@
+"""Small models with random weights, of each family and kind, against transformers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from octavo_kernels.testing import assert_close
+from octavo_runtime.domain import EngineConfig, SamplingParams, ScheduledSequence, StepPlan
+from octavo_runtime.engine.batch import build_batch
+from octavo_runtime.engine.executor import TorchExecutor, load_executor
+
+SIZES = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"tie_word_embeddings": False}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-mha": ("llama", {"num_key_value_heads": 6}),
+    "llama-mqa-wide-heads": ("llama", {"num_key_value_heads": 1, "head_dim": 20}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}}),
+    "llama-llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN}),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 8}),
+    "mistral-within-window": ("mistral", {"sliding_window": 40, "head_dim": 8}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
+    "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-bias": ("qwen3", {"head_dim": 8, "attention_bias": True}),
+}
+GREEDY = SamplingParams(temperature=0, seed=0)
+
+
+def make(directory: Path, model_type: str, changes: dict[str, Any]) -> PreTrainedModel:
+    """Saves a random model; norms and biases are random too, or a mistake in them would not show."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **(SIZES | changes))
+    auto: Any = AutoModelForCausalLM  # its methods have no types
+    model: PreTrainedModel = auto.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2 + (1.0 if "norm" in name else 0.0))
+    model.save_pretrained(directory)
+    return model
+
+
+def load(directory: Path, **changes: Any) -> TorchExecutor:
+    config = EngineConfig(str(directory), device="cpu", kv_cache_memory=1 << 20, block_size=8)
+    return load_executor(replace(config, **changes))
+
+
+def sequence(request_id: str, tokens: list[int], computed: int, blocks: tuple[int, ...]) -> ScheduledSequence:
+    return ScheduledSequence(request_id, tuple(tokens), computed, blocks, True, 0, GREEDY)
+
+
+def logits(executor: TorchExecutor, *sequences: ScheduledSequence) -> torch.Tensor:
+    """[sequences, vocabulary] of a step."""
+    batch = build_batch(StepPlan(sequences), executor.info.block_size, torch.device("cpu"))
+    with torch.inference_mode():
+        return executor._decoder.forward(
+            batch.token_ids, batch.positions, batch.slots, batch.paged, batch.sampling_rows
+        )
+
+
+@pytest.mark.parametrize(("model_type", "changes"), CASES.values(), ids=CASES.keys())
+def test_family(model_type: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    truth = make(tmp_path, model_type, changes)
+    executor = load(tmp_path)
+    first = torch.randint(3, 97, (38,)).tolist()
+    second = torch.randint(3, 97, (11,)).tolist()
+    with torch.inference_mode():
+        expected = truth(torch.tensor([first])).logits[0]
+        expected_second = truth(torch.tensor([second])).logits[0, -1]
+    blocks = (7, 2, 11, 5, 9)
+    # A chunk, a second chunk beside another prompt, then a decode: the last token of each is compared.
+    assert_close(logits(executor, sequence("a", first[:13], 0, blocks))[0], expected[12], 1e-5)
+    both = logits(executor, sequence("b", second, 0, (0, 3)), sequence("a", first[13:37], 13, blocks))
+    assert_close(both[0], expected_second, 1e-5)
+    assert_close(both[1], expected[36], 1e-5)
+    assert_close(logits(executor, sequence("a", first[37:], 37, blocks))[0], expected[37], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_family_narrow(dtype: str, tmp_path: Path) -> None:
+    truth = make(tmp_path, "qwen3", {"head_dim": 16}).to(getattr(torch, dtype))
+    executor = load(tmp_path, dtype=dtype)
+    assert (executor.info.dtype, executor.info.kv_cache_dtype) == (dtype, dtype)
+    tokens = torch.randint(3, 97, (20,)).tolist()
+    with torch.inference_mode():
+        expected = truth(torch.tensor([tokens])).logits[0, -1]
+    assert_close(logits(executor, sequence("a", tokens, 0, (0, 1, 2)))[0], expected, 0.03)
+
+
+def test_family_narrow_kv_cache(tmp_path: Path) -> None:
+    truth = make(tmp_path, "llama", {})
+    executor = load(tmp_path, kv_cache_dtype="bfloat16")
+    tokens = torch.randint(3, 97, (20,)).tolist()
+    with torch.inference_mode():
+        expected = truth(torch.tensor([tokens])).logits[0, -1]
+    cold = logits(executor, sequence("a", tokens, 0, (0, 1, 2)))[0]
+    warm = logits(executor, sequence("b", tokens[16:], 16, (0, 1, 3)))[0]
+    assert_close(cold, expected, 0.03)
+    assert_close(warm, cold, 1e-5)  # what was cached is what was computed with
+
+
+def test_family_sharded(tmp_path: Path) -> None:
+    truth = make(tmp_path, "llama", {})
+    (tmp_path / "model.safetensors").unlink()
+    truth.save_pretrained(tmp_path, max_shard_size="40KB")
+    weight_map = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(set(weight_map.values())) > 3
+    executor = load(tmp_path)
+    with torch.inference_mode():
+        expected = truth(torch.tensor([[5, 6, 7]])).logits[0, -1]
+    assert_close(logits(executor, sequence("a", [5, 6, 7], 0, (0,)))[0], expected, 1e-5)
