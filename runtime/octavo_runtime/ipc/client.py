@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 
 from octavo_runtime.domain import EngineConfig, EngineInfo, Event, FinishReason, Request
-from octavo_runtime.errors import EngineDied, StartError
+from octavo_runtime.errors import EngineDied, InternalError, StartError
 from octavo_runtime.ipc.messages import Abort, Add, Fatal, FromEngine, FromServer, Launch, Loading, Ready, Step
 
 __all__ = ["ENGINE_COMMAND", "Arrival", "EngineClient"]
@@ -168,21 +168,27 @@ class EngineClient:
 
     async def _read(self) -> None:
         decoder = msgspec.msgpack.Decoder(FromEngine)
-        while True:
-            message = decoder.decode(await self._socket.recv())
-            self._last_heard = time.monotonic()
-            match message:
-                case Step():
-                    for event in message.events:
-                        self._deliver(event)
-                    self.on_step(message)
-                case Loading():
-                    self.on_loading(message)
-                case Ready():
-                    self.info = message.info
-                    self._ready.set()
-                case Fatal():
-                    self._fail(message.error())
+        try:
+            while True:
+                self._take(decoder.decode(await self._socket.recv()))
+        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+            _log.exception("the server cannot go on with its engine")
+            self._fail(InternalError(f"{type(error).__name__} on a message of the engine: {error}"))
+
+    def _take(self, message: FromEngine) -> None:
+        self._last_heard = time.monotonic()
+        match message:
+            case Step():
+                for event in message.events:
+                    self._deliver(event)
+                self.on_step(message)
+            case Loading():
+                self.on_loading(message)
+            case Ready():
+                self.info = message.info
+                self._ready.set()
+            case Fatal():
+                self._fail(message.error())
 
     async def _watch(self) -> None:
         code = await self._process.wait()

@@ -7,11 +7,10 @@ import contextlib
 import random
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -24,29 +23,26 @@ from octavo_runtime.server.answers import ChatAnswers, CompletionAnswers
 from octavo_runtime.server.errors import Unavailable, error_body, error_response, errors_as_json
 from octavo_runtime.server.generation import Generation
 from octavo_runtime.server.metrics import Metrics
+from octavo_runtime.server.prompts import Prompts
 from octavo_runtime.server.settings import ServerConfig
 from octavo_runtime.server.wire import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerationRequest,
-    Message,
     TokenizeRequest,
     parse,
 )
 from octavo_runtime.text.admission import admit
 from octavo_runtime.text.output import Delta
-from octavo_runtime.text.tokenizer import Tokenizer
 
 __all__ = ["Server"]
 
-_T = TypeVar("_T")
 _SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would collect the events otherwise
 }
-_INLINE_CHARS = 4096  # tokenising this much takes about a millisecond: less than a trip to a thread is worth
 
 
 class Server:
@@ -58,12 +54,12 @@ class Server:
         metrics: Fed by this server and the client.
 
     Attributes:
-        tokenizer: Set once loaded; with `client.info` it makes the server ready.
+        prompts: Set once the tokenizer is loaded; with `client.info` it makes the server ready.
         draining: Set when no new requests are to be taken.
     """
 
     def __init__(self, config: ServerConfig, client: EngineClient, metrics: Metrics) -> None:
-        self.tokenizer: Tokenizer | None = None
+        self.prompts: Prompts | None = None
         self.draining = False
         self._config = config
         self._client = client
@@ -73,8 +69,6 @@ class Server:
         self._idle = asyncio.Event()
         self._idle.set()
         self._connections: weakref.WeakKeyDictionary[asyncio.Transport, float] = weakref.WeakKeyDictionary()
-        # One thread: text is processed beside the event loop, but never on more than one core.
-        self._text_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="text")
 
     def app(self) -> web.Application:
         """The aiohttp application."""
@@ -96,7 +90,8 @@ class Server:
 
     def close(self) -> None:
         """Ends the thread for text."""
-        self._text_thread.shutdown(wait=False, cancel_futures=True)
+        if self.prompts is not None:
+            self.prompts.close()
 
     async def drained(self) -> None:
         """Waits until no request runs."""
@@ -114,9 +109,7 @@ class Server:
         with self._admitted():
             body = parse(await _read_json(request), CompletionRequest)
             self._check_model(body.model)
-            prompts = body.prompts()
-            size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-            token_ids = await self._with_text(size, lambda: [self._encode(prompt) for prompt in prompts])
+            token_ids = await self._text.encode(body.prompts())
             answers = CompletionAnswers(self._config.served_model_name, body.include_usage)
             return await self._answer(request, body, answers, token_ids, arrival=arrival, param="prompt")
 
@@ -125,7 +118,7 @@ class Server:
         with self._admitted():
             body = parse(await _read_json(request), ChatRequest)
             self._check_model(body.model)
-            token_ids = await self._encode_chat(body.messages)
+            token_ids = await self._text.encode_chat(body.messages)
             answers = ChatAnswers(self._config.served_model_name, body.include_usage)
             return await self._answer(request, body, answers, [token_ids], arrival=arrival, param="messages")
 
@@ -145,7 +138,7 @@ class Server:
             for index, prompt in enumerate(prompts)
         ]
         self._check_queue(requests)
-        generation = Generation(requests, client=self._client, tokenizer=self._ready_tokenizer, metrics=self._metrics)
+        generation = Generation(requests, client=self._client, tokenizer=self._text.tokenizer, metrics=self._metrics)
         if body.stream:
             return await self._stream(request, generation, answers)
         return await self._whole(generation, answers)
@@ -253,7 +246,7 @@ class Server:
     @property
     def is_ready(self) -> bool:
         """Whether tokenizer and engine are loaded."""
-        return self.tokenizer is not None and self._client.info is not None
+        return self.prompts is not None and self._client.info is not None
 
     @property
     def _info(self) -> EngineInfo:
@@ -261,44 +254,20 @@ class Server:
         return self._client.info
 
     @property
-    def _ready_tokenizer(self) -> Tokenizer:
-        assert self.tokenizer is not None
-        return self.tokenizer
+    def _text(self) -> Prompts:
+        assert self.prompts is not None
+        return self.prompts
 
     # --- text
-
-    async def _with_text(self, num_chars: int, work: Callable[[], _T]) -> _T:
-        if num_chars <= _INLINE_CHARS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
-
-    def _encode(self, prompt: str | list[int]) -> list[int]:
-        return self._ready_tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-
-    async def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        template = self._ready_tokenizer.chat_template
-        if template is None:
-            raise InvalidRequest(
-                "this model has no chat template; use /v1/completions, or add chat_template.jinja to the model's directory",
-                param="messages",
-            )
-        plain = [message.plain() for message in messages]
-
-        def work() -> list[int]:
-            # The template writes the special tokens itself.
-            return self._ready_tokenizer.encode(template.render(plain), add_special_tokens=False)
-
-        return await self._with_text(sum(len(message["content"]) for message in plain), work)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         with self._admitted():
             body = parse(await _read_json(request), TokenizeRequest)
             self._check_model(body.model)
             if body.messages is not None:
-                tokens = await self._encode_chat(body.messages)
+                tokens = await self._text.encode_chat(body.messages)
             else:
-                prompt = body.prompt or ""
-                tokens = await self._with_text(len(prompt), lambda: self._encode(prompt))
+                (tokens,) = await self._text.encode([body.prompt or ""])
             return _json({"count": len(tokens), "max_model_len": self._info.max_model_len, "tokens": tokens})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
@@ -308,8 +277,7 @@ class Server:
             wrong = [token for token in body.tokens if not 0 <= token < self._info.vocab_size]
             if wrong:
                 raise InvalidRequest(f"tokens holds id {wrong[0]}, which this model does not have", param="tokens")
-            text = await self._with_text(len(body.tokens), lambda: self._ready_tokenizer.decode(body.tokens))
-            return _json({"prompt": text})
+            return _json({"prompt": await self._text.decode(body.tokens)})
 
     # --- models, probes, metrics
 

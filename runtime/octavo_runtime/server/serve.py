@@ -18,6 +18,7 @@ from octavo_runtime.ipc.client import ENGINE_COMMAND, EngineClient
 from octavo_runtime.server.app import Server
 from octavo_runtime.server.loading import LoadingDisplay
 from octavo_runtime.server.metrics import Metrics
+from octavo_runtime.server.prompts import Prompts
 from octavo_runtime.server.settings import ServerConfig
 from octavo_runtime.text.tokenizer import Tokenizer
 
@@ -106,7 +107,7 @@ class Service:
         """
         with LoadingDisplay() as display:
             self.client.on_loading = display
-            self._server.tokenizer = await asyncio.to_thread(Tokenizer, Path(self.client.config.model))
+            self._server.prompts = Prompts(await asyncio.to_thread(Tokenizer, Path(self.client.config.model)))
             info = await self.client.ready()
         self._metrics.loaded(info, self.client.config)
         _log.info("ready: %s", _describe(info))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -146,6 +147,21 @@ async def test_loading_fails_with_its_own_error(serve: Serve) -> None:
 async def test_engine_program_that_cannot_run(serve: Serve) -> None:
     async with serve(Script(reply=ids("x")), engine_command=("false",)) as served:
         with pytest.raises(EngineDied, match="ended with exit code 1"):
+            await served.running
+
+
+NONSENSE = """
+import json, sys, zmq
+socket = zmq.Context().socket(zmq.PAIR)
+socket.connect(json.loads(sys.stdin.readline())["address"])
+socket.send(b"nonsense")
+sys.stdin.read()
+"""
+
+
+async def test_engine_that_talks_nonsense(serve: Serve) -> None:
+    async with serve(Script(reply=ids("x")), engine_command=(sys.executable, "-c", NONSENSE)) as served:
+        with pytest.raises(InternalError, match="DecodeError on a message of the engine|ValidationError"):
             await served.running
 
 
