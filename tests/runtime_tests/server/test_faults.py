@@ -161,7 +161,7 @@ sys.stdin.read()
 
 async def test_engine_that_talks_nonsense(serve: Serve) -> None:
     async with serve(Script(reply=ids("x")), engine_command=(sys.executable, "-c", NONSENSE)) as served:
-        with pytest.raises(InternalError, match="DecodeError on a message of the engine|ValidationError"):
+        with pytest.raises(InternalError, match="on a message of the engine"):
             await served.running
 
 
