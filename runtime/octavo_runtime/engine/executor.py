@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -12,10 +13,10 @@ import torch
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, ScheduledSequence, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.kv_cache import allocate_kv_cache
-from octavo_runtime.engine.limits import available_memory
+from octavo_runtime.engine.memory import kv_memory, require_room_for_weights
 from octavo_runtime.engine.sampler import sample_tokens
 from octavo_runtime.engine.threads import set_threads
-from octavo_runtime.errors import DeviceLost, DeviceUnavailable, NotEnoughMemoryForKV, NotEnoughMemoryForWeights
+from octavo_runtime.errors import DeviceLost, DeviceUnavailable
 from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.plan import (
     DEFAULT_CPU_KV_MEMORY,
@@ -105,64 +106,71 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     tokens = read_token_ids(directory, spec)
 
     device = _device(config)
-    dtype_name = resolve_dtype(
-        config.dtype, device.type, spec, {checkpoint[slot.source].dtype for slot in weights.slots}
-    )
-    kv_dtype_name = resolve_kv_dtype(config, dtype_name)
+    config = replace(config, device=device.type)
+    stored = {checkpoint[slot.source].dtype for slot in weights.slots}
+    dtype = resolve_dtype(config.dtype, device.type, spec, stored)
+    kv_dtype = resolve_kv_dtype(config, dtype)
     if device.type == "cpu":
         # Before the weights are read, so that what cannot fit fails at once.
-        size_kv(spec, config, kv_dtype_name, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)
-    needed, available = weight_bytes(weights, dtype_name), _free_memory(device)
-    if needed > available:
-        raise NotEnoughMemoryForWeights(
-            f"the weights take {needed} bytes in {dtype_name}, and {available} are available on {device}",
-            hint="Give the container more memory"
-            + (", or use --dtype bfloat16, which halves them." if dtype_name == "float32" else "."),
-            needed=needed,
-            available=available,
-        )
-    if device.type == "cpu":
+        size_kv(spec, config, kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)
         set_threads()
-
+    require_room_for_weights(weight_bytes(weights, dtype), dtype, device)
     report = progress or (lambda _stage, _done, _total: None)
     parameters = load_weights(
         checkpoint,
         weights,
         device=device,
-        dtype=getattr(torch, dtype_name),
+        dtype=getattr(torch, dtype),
         progress=lambda done, total: report("weights", done, total),
     )
-    memory = _kv_memory(config, device)
-    size = size_kv(spec, config, kv_dtype_name, memory)
-    kv_cache = allocate_kv_cache(
-        spec,
-        num_blocks=size.num_blocks,
-        block_size=config.block_size,
-        dtype=getattr(torch, kv_dtype_name),
-        device=device,
-    )
-    report("kv cache", size.num_blocks * size.block_bytes, size.num_blocks * size.block_bytes)
-    info = EngineInfo(
-        max_model_len=size.max_model_len,
-        vocab_size=tokens.vocab_size,
-        eos_token_ids=tokens.eos,
-        num_blocks=size.num_blocks,
-        block_size=config.block_size,
-        device=device.type,
-        dtype=dtype_name,
-        kv_cache_dtype=kv_dtype_name,
-    )
-    decoder = Decoder(
-        spec, parameters, kv_cache=kv_cache, vocab_size=tokens.vocab_size, max_model_len=size.max_model_len
-    )
-    executor = TorchExecutor(decoder, info)
-    _warm_up(executor)
-    kv_tokens = size.num_blocks * config.block_size
+
+    def assemble(num_blocks: int, max_model_len: int) -> TorchExecutor:
+        info = EngineInfo(
+            max_model_len=max_model_len,
+            vocab_size=tokens.vocab_size,
+            eos_token_ids=tokens.eos,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            device=device.type,
+            dtype=dtype,
+            kv_cache_dtype=kv_dtype,
+        )
+        kv_cache = allocate_kv_cache(
+            spec,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            dtype=getattr(torch, kv_dtype),
+            device=device,
+        )
+        decoder = Decoder(
+            spec, parameters, kv_cache=kv_cache, vocab_size=tokens.vocab_size, max_model_len=max_model_len
+        )
+        return TorchExecutor(decoder, info)
+
+    activations = 0
+    if device.type == "cuda":
+        longest = min(config.max_num_batched_tokens, spec.max_position)
+        activations = _peak_memory(assemble(-(-longest // config.block_size), longest), longest)
+    size = size_kv(spec, config, kv_dtype, kv_memory(config, device, activations))
+    executor = assemble(size.num_blocks, size.max_model_len)
+    kv_bytes, kv_tokens = size.num_blocks * size.block_bytes, size.num_blocks * config.block_size
+    report("kv cache", kv_bytes, kv_bytes)
+    # A prefill and a decode: what cannot run fails now, and the first request does not wait. They write to block 0,
+    # which nobody reads before writing it anew.
+    executor.execute(_one_sequence(executor, config.block_size - 1, 0, SamplingParams(temperature=0, seed=0)))
+    executor.execute(_one_sequence(executor, 1, config.block_size - 1, SamplingParams(top_k=8, top_p=0.9, seed=0)))
     logger.info(
-        "%s on %s: weights %.2f GiB in %s, KV cache %.2f GiB in %s = %d tokens = %.1f requests of %d",
-        spec.architecture, device.type, needed / 2**30, dtype_name, size.num_blocks * size.block_bytes / 2**30,
-        kv_dtype_name, kv_tokens, kv_tokens / size.max_model_len, size.max_model_len,
-    )  # fmt: skip
+        "%s on %s: weights %.2f GiB in %s, KV cache %.2f GiB in %s: %d tokens, %.1f requests of %d",
+        spec.architecture,
+        device.type,
+        weight_bytes(weights, dtype) / 2**30,
+        dtype,
+        kv_bytes / 2**30,
+        kv_dtype,
+        kv_tokens,
+        kv_tokens / size.max_model_len,
+        size.max_model_len,
+    )
     return executor
 
 
@@ -177,39 +185,26 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device(name)
 
 
-def _free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+def _peak_memory(executor: TorchExecutor, num_tokens: int) -> int:
+    """Bytes that a GPU step of this many tokens takes beside weights and KV cache."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    executor.execute(_one_sequence(executor, num_tokens, 0, SamplingParams(temperature=0, seed=0)))
+    return torch.cuda.max_memory_allocated() - before
 
 
-def _kv_memory(config: EngineConfig, device: torch.device) -> int:
-    """Bytes for the KV cache, with the weights loaded.
-
-    Raises:
-        NotEnoughMemoryForKV: Fewer are left than were asked for.
-    """
-    available = _free_memory(device)
-    if device.type == "cuda" and config.kv_cache_memory is None:
-        total = torch.cuda.mem_get_info(device)[1]
-        return max(0, int(total * config.gpu_memory_utilization) - (total - available))
-    memory = config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY
-    if memory > available:
-        raise NotEnoughMemoryForKV(
-            f"the KV cache is to take {memory} bytes, but with the weights loaded {available} are available",
-            hint=f"Give the container more memory, or --kv-cache-memory {available * 9 // 10} or less.",
-            needed=memory,
-            available=available,
+def _one_sequence(executor: TorchExecutor, num_tokens: int, num_computed: int, sampling: SamplingParams) -> StepPlan:
+    """A step of one made-up sequence in the first blocks."""
+    return StepPlan(
+        (
+            ScheduledSequence(
+                request_id="warm-up",
+                token_ids=(0,) * num_tokens,
+                num_computed=num_computed,
+                block_table=tuple(range(-(-(num_computed + num_tokens) // executor.info.block_size))),
+                samples=True,
+                num_generated=0,
+                sampling=sampling,
+            ),
         )
-    return memory
-
-
-def _warm_up(executor: TorchExecutor) -> None:
-    """Runs a prefill and a decode, so that what cannot run fails now and the first request does not wait.
-
-    They write to block 0, which nobody reads before writing it anew.
-    """
-    size = executor.info.block_size
-    greedy = SamplingParams(temperature=0, seed=0)
-    drawn = SamplingParams(temperature=1, top_k=8, top_p=0.9, seed=0)
-    for length, computed, sampling in ((size - 1, 0, greedy), (1, size - 1, drawn)):
-        executor.execute(StepPlan((ScheduledSequence("warm-up", (0,) * length, computed, (0,), True, 0, sampling),)))
+    )

@@ -5,7 +5,7 @@ The engine sizes its KV cache by the same functions when it starts, so that `oct
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo_runtime.domain import EngineConfig
@@ -105,6 +105,7 @@ def plan_model(path: Path, config: EngineConfig) -> ModelPlan:
     checkpoint = open_checkpoint(path)
     weights = weight_map(spec, checkpoint)
     device = resolve_device(config.device, cuda_available=Path("/dev/nvidiactl").exists())
+    config = replace(config, device=device)
     stored = {checkpoint[slot.source].dtype for slot in weights.slots}
     dtype = resolve_dtype(config.dtype, device, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
@@ -169,6 +170,12 @@ def weight_bytes(weights: WeightMap, dtype: str) -> int:
 
 def size_kv(spec: DecoderSpec, config: EngineConfig, kv_dtype: str, memory: int) -> KVSize:
     """How many blocks fit into `memory` bytes, and how long a request can be.
+
+    Args:
+        spec: The model.
+        config: With the device resolved.
+        kv_dtype: Of the KV cache.
+        memory: Bytes for it.
 
     Raises:
         BadFlags: --max-model-len is more than the model knows.

@@ -12,6 +12,7 @@ import torch
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, form
 from octavo_runtime.domain import EngineConfig, ScheduledSequence, StepPlan, StepResult
 from octavo_runtime.engine import executor as module
+from octavo_runtime.engine import memory
 from octavo_runtime.engine.executor import TorchExecutor, load_executor
 from octavo_runtime.errors import (
     BadFlags,
@@ -154,7 +155,7 @@ def test_load_executor_no_gpu(write_model: WriteModel, monkeypatch: pytest.Monke
 def test_load_executor_no_memory_for_weights(
     write_model: WriteModel, tensors: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "available_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
     monkeypatch.setattr(module, "load_weights", lambda *_, **__: pytest.fail("weights were read"))
     with pytest.raises(NotEnoughMemoryForWeights, match="and 1000 are available on cpu") as raised:
         load(write_model())
@@ -171,7 +172,7 @@ def test_load_executor_no_memory_for_kv(write_model: WriteModel, monkeypatch: py
 
 
 def test_load_executor_kv_more_than_there_is(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "available_memory", lambda: 10 * BLOCK)
+    monkeypatch.setattr(memory, "available_memory", lambda: 10 * BLOCK)
     with pytest.raises(NotEnoughMemoryForKV, match=f"with the weights loaded {10 * BLOCK} are available") as raised:
         load(write_model(), kv_cache_memory=11 * BLOCK)
     assert (raised.value.needed, raised.value.available) == (11 * BLOCK, 10 * BLOCK)

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,8 +57,8 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config(model: Path, **changes: object) -> EngineConfig:
-    return EngineConfig(**({"model": str(model), "device": "cpu"} | changes))  # type: ignore[arg-type] # a test's shorthand
+def config(model: Path, **changes: Any) -> EngineConfig:
+    return replace(EngineConfig(str(model), device="cpu"), **changes)
 
 
 def test_plan_model(model: Path) -> None:

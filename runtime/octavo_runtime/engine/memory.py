@@ -1,0 +1,63 @@
+"""Memory of the device: whether weights and KV cache fit, and how much the KV cache gets."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_runtime.domain import EngineConfig
+from octavo_runtime.engine.limits import available_memory
+from octavo_runtime.errors import NotEnoughMemoryForKV, NotEnoughMemoryForWeights
+from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY
+
+__all__ = ["kv_memory", "require_room_for_weights"]
+
+
+def require_room_for_weights(needed: int, dtype: str, device: torch.device) -> None:
+    """Checks before a byte is read.
+
+    Raises:
+        NotEnoughMemoryForWeights: With what is needed and what there is.
+    """
+    available = _free_memory(device)
+    if needed > available:
+        raise NotEnoughMemoryForWeights(
+            f"the weights take {needed} bytes in {dtype}, and {available} are available on {device.type}",
+            hint="Give the container more memory"
+            + (", or use --dtype bfloat16, which halves them." if dtype == "float32" else "."),
+            needed=needed,
+            available=available,
+        )
+
+
+def kv_memory(config: EngineConfig, device: torch.device, activations: int) -> int:
+    """Bytes for the KV cache, with the weights loaded.
+
+    Args:
+        config: `kv_cache_memory`, or on a GPU the share of `gpu_memory_utilization`.
+        device: Where it will lie.
+        activations: Bytes that the largest step needs beside weights and KV cache.
+
+    Raises:
+        NotEnoughMemoryForKV: Fewer are left than were asked for.
+    """
+    available = _free_memory(device) - activations
+    if device.type == "cuda" and config.kv_cache_memory is None:
+        total = torch.cuda.mem_get_info(device)[1]
+        return max(0, available - int(total * (1 - config.gpu_memory_utilization)))
+    memory = config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY
+    if memory > available:
+        raise NotEnoughMemoryForKV(
+            f"the KV cache is to take {memory} bytes, but with the weights loaded {available} are available",
+            hint=f"Give the container more memory, or use --kv-cache-memory {max(0, available * 9 // 10)} or less.",
+            needed=memory,
+            available=available,
+        )
+    return memory
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for itself is free
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory()
