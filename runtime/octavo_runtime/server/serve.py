@@ -110,7 +110,8 @@ class Service:
             self._server.prompts = Prompts(await asyncio.to_thread(Tokenizer, Path(self.client.config.model)))
             info = await self.client.ready()
         self._metrics.loaded(info, self.client.config)
-        _log.info("ready: %s", _describe(info))
+        name, url = self._config.served_model_name, f"http://{self._config.host}:{self.port}/v1"
+        _log.info("ready: %s at %s; %s", name, url, _describe(info))
         self.ready.set()
         raise await self.client.ended()
 
