@@ -39,7 +39,7 @@ format: .venv/stamp ## rewrite to the house format
 DEMO_KUBECONFIG = $(if $(filter command,$(firstword $(origin KUBECONFIG))),$(KUBECONFIG))
 demo: .venv/stamp ## a real cluster, the operator, a small model, an answer; KUBECONFIG= REGISTRY= for a cluster that you have
 	PYTHONPATH=e2e $(PY) e2e/demo.py --kubeconfig='$(DEMO_KUBECONFIG)' --registry='$(REGISTRY)' \
-	  --operator-image='$(OPERATOR_IMAGE)' --runtime-image='$(RUNTIME_IMAGE)'
+	  --operator-image='$(OPERATOR_IMAGE)' --runtime-image='$(RUNTIME_IMAGE)' --namespace='$(or $(NAMESPACE),default)'
 
 images: .venv/stamp ## build both images; REGISTRY=… pushes them there, otherwise they go into our own cluster
 	$(CLUSTER) images $(if $(REGISTRY),--registry '$(REGISTRY)')
