@@ -68,7 +68,7 @@ RECIPES = (
         "runtime",
         ("deploy/runtime.Containerfile", "deploy/build-tools.txt", "requirements/runtime.txt"),
         (*_SOURCES, "runtime", "kernels"),
-        build_gib=20.0,
+        build_gib=22.0,
         expectation="6 GB; three to five minutes, once",
     ),
 )
