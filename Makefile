@@ -57,3 +57,7 @@ test: .venv/stamp ## everything: check, then the stories on the real cluster; wh
 
 stories: .venv/stamp ## the end-to-end stories on the one-node cluster, which is started when it is not up
 	$(PY) -m pytest -q -p no:cacheprovider --timeout=900 --durations=10 e2e/stories
+
+.PHONY: bench-serving
+bench-serving: .venv/stamp ## our engine's speed, offline and over HTTP, beside this machine's limits; PROFILE=1 tells where it goes
+	@$(PY) -m bench.serving $(if $(PROFILE),--profile)
