@@ -25,7 +25,7 @@ from octavo_runtime.text.tokenizer import Tokenizer
 __all__ = ["Service", "serve"]
 
 _log = logging.getLogger(__name__)
-_FLUSH_SECONDS = 1.0  # for the last bytes of answers
+_FLUSH_SECONDS = 5.0  # for the last bytes of answers
 
 
 async def serve(config: ServerConfig, engine: EngineConfig, *, engine_command: Sequence[str] = ENGINE_COMMAND) -> None:
