@@ -8,7 +8,7 @@ from octavo_kernels.sampling.reference import MIN_TEMPERATURE, NOT_FINITE
 
 __all__ = ["sample"]
 
-# top_p looks among this many of a row's likeliest tokens, and only for a row where they do not suffice at all of them.
+# top_p looks among this many of a row's likeliest tokens; for a row where they do not suffice, among 16 times as many.
 _CANDIDATES = 256
 
 
@@ -57,4 +57,4 @@ def _filter(likelihood: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, 
         last = (mass < wanted[:, None]).sum(dim=-1, keepdim=True).clamp_(max=candidates - 1)
         kept = rows[enough]
         likelihood[kept] *= likelihood[kept] >= largest.gather(1, last)[enough]
-        rows, candidates = rows[~enough], likelihood.shape[1]
+        rows, candidates = rows[~enough], min(candidates * 16, likelihood.shape[1])

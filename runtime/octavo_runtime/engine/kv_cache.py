@@ -14,8 +14,9 @@ def allocate_kv_cache(
 ) -> torch.Tensor:
     """[layers, 2, blocks, block size, kv heads, head_dim], keys before values.
 
-    Zeroed memory of a CPU is mapped when it is first written, so an idle engine does not hold it.
+    It is not initialised: a slot is read only after it was written. So memory of a CPU is mapped when a request first
+    needs it, and an idle engine does not hold it.
     """
-    return torch.zeros(
+    return torch.empty(
         (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim), dtype=dtype, device=device
     )

@@ -24,13 +24,13 @@ from octavo_runtime.core.scheduler import Scheduler
 from octavo_runtime.domain import EngineConfig, Event, Request, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.executor import TorchExecutor, load_executor
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 NEW_TOKENS = 64
 # Where the two best logits differ by less, rounding decides between them and either is right.
 NEAR_TIE = 1e-3
 # Around the edges of blocks of 8, 16 and 32, and far beyond.
-LENGTHS = (1, 2, 7, 15, 16, 17, 31, 33, 100, 257, 1500)
+LENGTHS = (1, 2, 7, 15, 16, 17, 33, 100, 257, 1500)
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, seed=0, ignore_eos=True)
 
 
@@ -50,7 +50,13 @@ class GreedyPath:
 
 
 def engine(model: Path, block_size: int) -> TorchExecutor:
-    return load_executor(EngineConfig(str(model), block_size=block_size, device="cpu", kv_cache_memory=256 << 20))
+    """Loaded, with NaN in the whole KV pool: whatever reads a slot that was not written shows."""
+    config = EngineConfig(str(model), block_size=block_size, device="cpu", kv_cache_memory=256 << 20)
+    executor = load_executor(config)
+    for layer in executor._decoder._layers:
+        layer.attention.k_cache.fill_(torch.nan)
+        layer.attention.v_cache.fill_(torch.nan)
+    return executor
 
 
 def scheduler(executor: TorchExecutor, *, max_num_batched_tokens: int = 2048, prefix_caching: bool = True) -> Scheduler:
@@ -164,6 +170,21 @@ def test_paths_are_the_models(paths: list[GreedyPath], smollm2: Path) -> None:
     assert sum(len(right) > 1 for path in paths for right in path.right) <= 3
     text = Tokenizer.from_file(str(smollm2 / "tokenizer.json")).decode(list(paths[-1].tokens))
     assert len(set(text.split())) > 10
+
+
+def test_answer(smollm2: Path) -> None:
+    # Converter, tokenizer and model together know something.
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    executor = engine(smollm2, 16)
+    core = scheduler(executor)
+    prompt = tokenizer.encode("The capital of France is").ids
+    core.add(Request("0", tuple(prompt), replace(GREEDY, max_tokens=2)))
+    tokens: list[int] = []
+    while core.has_work:
+        plan = core.schedule()
+        for event in core.apply(plan, executor.execute(plan)):
+            tokens += event.token_ids
+    assert tokenizer.decode(tokens) == " Paris."
 
 
 def test_alone(paths: list[GreedyPath], smollm2: Path) -> None:
