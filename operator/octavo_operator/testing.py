@@ -86,6 +86,10 @@ class FakeCluster:
         """Sends (kind, event type, object) of every later change."""
         self._sinks.append(sink)
 
+    def unsubscribe(self) -> None:
+        """Sends nothing more to anyone: every watch is late."""
+        self._sinks.clear()
+
     def put(self, manifest: Manifest) -> Manifest:
         """Creates or replaces an object the way another client would, status included."""
         kind, key = KINDS[manifest["kind"]], key_of(manifest)

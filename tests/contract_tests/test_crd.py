@@ -158,3 +158,14 @@ def test_examples_are_objects_that_the_operator_reads(path: Path) -> None:
         if manifest["kind"] == INFERENCE_SERVICE.kind:
             metadata = {"namespace": "default", "uid": "u", "generation": 1} | manifest["metadata"]
             InferenceService.parse(manifest | {"metadata": metadata})
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
+def test_documented_manifests_are_objects_that_the_operator_reads(page: str) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
+    manifests = [yaml.safe_load(block) for block in blocks]
+    services = [one for one in manifests if isinstance(one, dict) and one.get("kind") == INFERENCE_SERVICE.kind]
+    assert services
+    for manifest in services:
+        metadata = {"namespace": "default", "uid": "u", "generation": 1} | manifest["metadata"]
+        InferenceService.parse(manifest | {"metadata": metadata})

@@ -72,6 +72,31 @@ async def test_reconcile_creates_children_and_status_then_rests(world: World) ->
     assert world.cluster.writes == writes
 
 
+async def test_reconcile_reads_what_it_wrote(world: World) -> None:
+    """The watch is late: what a look has written the next one knows all the same, and writes nothing."""
+    world.cluster.unsubscribe()
+    await world.look()
+    writes = world.cluster.writes
+    assert writes == 3
+    await world.look()
+    assert world.cluster.writes == writes
+
+
+async def test_reconcile_object_replaced_under_a_look_gets_no_status_of_its_predecessor(world: World) -> None:
+    def replace(kind: Any, event_type: str, _: Manifest) -> None:
+        if kind is DEPLOYMENT and event_type == "ADDED" and not replaced:
+            replaced.append(True)
+            world.cluster.delete(INFERENCE_SERVICE, KEY)
+            world.cluster.put(inference_service(replicas=4))
+
+    replaced: list[bool] = []
+    world.cluster.subscribe(replace)
+    await world.look()
+    (successor,) = world.cluster.all(INFERENCE_SERVICE)
+    assert successor["spec"]["replicas"] == 4
+    assert "status" not in successor
+
+
 async def test_reconcile_adds_neither_finalizer_nor_annotation(world: World) -> None:
     await world.look()
     (service,) = world.cluster.all(INFERENCE_SERVICE)

@@ -82,6 +82,13 @@ def computed(
             ("False", "RollingOut"),
             ("True", "RollingOut"),
         ),
+        # All that is wanted runs the new spec, and one of the old is still there.
+        (
+            {"replicas": 2},
+            deployment(replicas=3, readyReplicas=2, updatedReplicas=2),
+            ("False", "ScalingDown"),
+            ("True", "ScalingDown"),
+        ),
         # The Deployment's controller has not seen the change yet: its counts are those of the old spec.
         (
             {},
