@@ -45,8 +45,17 @@ class Served:
     async def events(self, path: str, **body: Any) -> list[Any]:
         """All events of a stream."""
         async with self.http.post(path, json={"stream": True, **body}) as answer:
-            assert answer.status == 200, await answer.text()
-            return [event async for event in read_events(answer)]
+            return [event async for event in self.read(answer)]
+
+    @staticmethod
+    async def read(answer: aiohttp.ClientResponse) -> AsyncIterator[Any]:
+        """Events of a stream, by the letter of the format: `data: …` and an empty line."""
+        assert answer.status == 200, await answer.text()
+        while line := await answer.content.readline():
+            assert line.startswith(b"data: "), line
+            assert await answer.content.readline() == b"\n"
+            data = line[6:].decode().strip()
+            yield data if data == "[DONE]" else json.loads(data)
 
     async def metrics(self) -> dict[str, float]:
         """Every sample by its name and labels without model_name, such as 'vllm:request_success_total{abort}'."""
@@ -65,15 +74,6 @@ class Served:
             while not met(metrics := await self.metrics()):  # noqa: ASYNC110 - what is waited for is in other processes
                 await asyncio.sleep(0.01)
         return metrics
-
-
-async def read_events(answer: aiohttp.ClientResponse) -> AsyncIterator[Any]:
-    """Events of a stream, by the letter of the format: `data: …` and an empty line."""
-    while line := await answer.content.readline():
-        assert line.startswith(b"data: "), line
-        assert await answer.content.readline() == b"\n"
-        data = line[6:].decode().strip()
-        yield data if data == "[DONE]" else json.loads(data)
 
 
 Serve = Callable[..., AbstractAsyncContextManager[Served]]

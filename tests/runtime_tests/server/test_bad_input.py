@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -227,14 +226,17 @@ async def test_chat_too_long(served: Served) -> None:
 
 async def test_bad_requests_leave_a_stream_alone(serve: Serve) -> None:
     async with serve(Script(reply=ids("good "), step_seconds=0.005)) as served:
-        stream = asyncio.create_task(served.events(COMPLETIONS, prompt="hi", max_tokens=300))
-        for fields, _, _, _ in COMPLETION_FIELDS:
-            await served.post(COMPLETIONS, **{"prompt": "hi", **fields})
-        for raw, _ in BODIES:
-            async with served.http.post(COMPLETIONS, data=raw, headers={"Content-Type": "application/json"}) as answer:
-                await answer.read()
-        assert not stream.done(), "the stream was to run meanwhile"
-        *chunks, done = await stream
+        body = {"prompt": "hi", "max_tokens": 300, "stream": True}
+        async with served.http.post(COMPLETIONS, json=body) as stream:
+            events = served.read(stream)
+            first = await anext(events)
+            for fields, _, _, _ in COMPLETION_FIELDS:
+                await served.post(COMPLETIONS, **{"prompt": "hi", **fields})
+            for raw, _ in BODIES:
+                headers = {"Content-Type": "application/json"}
+                async with served.http.post(COMPLETIONS, data=raw, headers=headers) as answer:
+                    await answer.read()
+            *chunks, done = [first, *[event async for event in events]]
     assert done == "[DONE]"
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "good " * 60
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"

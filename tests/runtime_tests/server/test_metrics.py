@@ -87,15 +87,11 @@ async def test_metrics_prefix_cache_and_preemptions(serve: Serve) -> None:
 
 
 async def test_metrics_show_a_queue_that_the_engine_has_not_seen(serve: Serve) -> None:
-    script = Script(reply=ids("x"), step_seconds=0.4)
-    async with serve(script, max_num_seqs=1) as served:
-        running = asyncio.create_task(served.post(PATH, prompt="hi", max_tokens=5))
-        await served.until(lambda m: m["vllm:num_requests_running"] == 1)
-        queued = [asyncio.create_task(served.post(PATH, prompt="hi", max_tokens=5)) for _ in range(3)]
-        async with asyncio.timeout(0.35):  # less than a step
-            while (await served.metrics())["vllm:num_requests_waiting"] < 3:  # noqa: ASYNC110 - it is another task's work
-                await asyncio.sleep(0)
-        for task in (running, *queued):
+    async with serve(Script(reply=ids("x"), hang_on=7), max_num_seqs=1) as served:
+        held = [asyncio.create_task(served.post(PATH, prompt=[7])) for _ in range(4)]
+        metrics = await served.until(lambda m: m["vllm:num_requests_waiting"] == 4)
+        assert metrics["vllm:num_requests_running"] == 0, "no step has ended"
+        for task in held:
             task.cancel()
 
 
