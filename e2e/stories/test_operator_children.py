@@ -174,6 +174,18 @@ def test_field_left_out_of_the_spec_leaves_the_child(kubectl: Kubectl) -> None:
     eventually(lambda: "annotations" not in kubectl.get("service", "chat")["metadata"])
 
 
+def test_rollout_type_changes_both_ways(kubectl: Kubectl) -> None:
+    created(kubectl)
+    recreate = {"type": "Recreate", "maxSurge": None, "maxUnavailable": None}
+    for wanted, strategy in (
+        ({"maxUnavailable": 1}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}}),
+        (recreate, {"type": "Recreate"}),
+        ({"type": "RollingUpdate"}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}),
+    ):
+        kubectl.patch("isvc/chat", {"spec": {"rollout": wanted}})
+        eventually(lambda expected=strategy: kubectl.get("deployment", "chat")["spec"]["strategy"] == expected)  # type: ignore[misc] # lambda with a default
+
+
 def test_delete_leaves_nothing(kubectl: Kubectl) -> None:
     created(kubectl)
     eventually(lambda: kubectl.get("pods"))

@@ -161,6 +161,23 @@ def test_outage_is_survived_and_mended_soon(kubectl: Kubectl, proxied: OperatorP
     eventually(lambda: kubectl.get("service", "chat"), SOON)
 
 
+def test_start_before_the_api_server_waits_for_it(world: World, kubectl: Kubectl, proxy: FaultyProxy) -> None:
+    kubectl.apply(service())
+    proxy.down = True
+    process = world.operator(server=proxy.url)
+    process.start(wait=False)
+    try:
+        eventually(lambda: "cannot list" in process.log.read_text(), 30)
+        assert process.process is not None
+        assert process.process.poll() is None
+        assert not process.is_ready()
+        proxy.down = False
+        eventually(process.is_ready, 10)
+        eventually(lambda: kubectl.get("deployment", "chat"), SOON)
+    finally:
+        process.stop()
+
+
 def test_gap_in_the_watches_loses_nothing(kubectl: Kubectl, proxied: OperatorProcess, proxy: FaultyProxy) -> None:
     """410 Gone: what was deleted in the gap is never reported; the operator's own list finds it."""
     created(kubectl)

@@ -36,8 +36,9 @@ logger = logging.getLogger(__name__)
 CLAIM_FRESH_SECONDS = 60.0
 """How long a bound claim is taken to be bound."""
 
-CLAIM_POLL_SECONDS = 2.0
-"""How often a claim that is missing or unbound is read again: claims are not watched, it would show all of them."""
+CLAIM_POLL_SECONDS = (2.0, 30.0)
+"""How often a claim that is missing or unbound is read again, at first and at most. Claims are not watched: a watch
+would show all of them."""
 
 
 REPAIRS_PER_MINUTE = 10
@@ -65,6 +66,7 @@ class _Memory:
     applied: dict[Kind, Applied] = field(default_factory=dict)
     repairs: dict[Kind, deque[float]] = field(default_factory=dict)
     claim: tuple[str, ClaimPhase, float] | None = None
+    waiting_since: float | None = None
 
 
 class Reconciler:
@@ -120,8 +122,7 @@ class Reconciler:
             return Outcome()
         status = desired_status(service, present, desired=desired, problems=problems, claim=claim, now=self._now())
         await self._write_status(present, status)
-        waits = claim not in {None, ClaimPhase.BOUND}
-        return Outcome(failed=bool(problems), look_again_after=CLAIM_POLL_SECONDS if waits else None)
+        return Outcome(failed=bool(problems), look_again_after=self._patience(claim, memory))
 
     async def _apply(self, desired: tuple[Manifest, ...], observed: Observed, memory: _Memory) -> list[Cause]:
         """Carries out the plan; one child's refusal does not keep the others back."""
@@ -184,13 +185,24 @@ class Reconciler:
         now = self._monotonic()
         if memory.claim is not None:
             name, phase, read_at = memory.claim
-            fresh = CLAIM_FRESH_SECONDS if phase is ClaimPhase.BOUND else CLAIM_POLL_SECONDS / 2
+            fresh = CLAIM_FRESH_SECONDS if phase is ClaimPhase.BOUND else CLAIM_POLL_SECONDS[0] / 2
             if name == service.claim and now - read_at < fresh:
                 return phase
         claim = await self._port.get(CLAIM, service.namespace, service.claim)
         phase = ClaimPhase(claim.get("status", {}).get("phase", ClaimPhase.PENDING)) if claim else ClaimPhase.MISSING
         memory.claim = (service.claim, phase, now)
         return phase
+
+    def _patience(self, claim: ClaimPhase | None, memory: _Memory) -> float | None:
+        """When to look at the claim again: the longer it is awaited, the later."""
+        if claim in {None, ClaimPhase.BOUND}:
+            memory.waiting_since = None
+            return None
+        now = self._monotonic()
+        if memory.waiting_since is None:
+            memory.waiting_since = now
+        first, most = CLAIM_POLL_SECONDS
+        return min(most, first + (now - memory.waiting_since) / 10)
 
     async def _write_status(self, observed: Observed, status: Manifest) -> None:
         if is_written(status, observed.service):

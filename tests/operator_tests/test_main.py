@@ -1,8 +1,14 @@
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+import octavo_operator.__main__ as main_module
+from octavo_operator.errors import Gone, OperatorError
+from octavo_operator.settings import Settings
 
 KUBECONFIG = """
 apiVersion: v1
@@ -41,6 +47,54 @@ def test_main_port_that_is_not_allowed(tmp_path: Path, port: str) -> None:
     assert done.returncode == 2
     assert "cannot listen on 192.0.2.1:1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class IdleController:
+    """Works until it is cancelled."""
+
+    cancelled = False
+
+    def on_event(self, *_: object) -> None:
+        raise AssertionError
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled = True
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("410")], ids=["returns", "raises"])
+async def test_supervise_end_of_the_watches_is_the_end(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    async def watch(*_: object, **__: object) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(main_module, "watch", watch)
+    controller, client = IdleController(), SimpleNamespace(connection=None)
+    with pytest.raises(OperatorError, match="kopf ended by itself"):
+        await main_module._supervise(controller, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
+    assert controller.cancelled
+
+
+async def test_supervise_missing_crd_says_what_to_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def watch(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    class Controller(IdleController):
+        async def run(self) -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.list_forever())
+
+        async def list_forever(self) -> None:
+            raise Gone("the server could not find the requested resource")
+
+    monkeypatch.setattr(main_module, "watch", watch)
+    client = SimpleNamespace(connection=None)
+    with pytest.raises(OperatorError, match="kubectl apply --server-side -f crds/"):
+        await main_module._supervise(Controller(), client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
 
 
 def test_import_touches_neither_typed_models_nor_the_runtime() -> None:

@@ -60,6 +60,11 @@ def ended(message: str, code: int = 14, reason: str = "Error") -> dict[str, Any]
         ({"lastState": ended('{"code": 5, "message": "x"}', 1)}, "Crashed", None),
         ({"lastState": ended('{"code": "no spaces allowed", "message": "x"}', 1)}, "Crashed", None),
         ({"lastState": {"terminated": {"exitCode": 137, "reason": "Error"}}}, "Crashed", None),
+        (
+            {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended("", 0, "Completed")},
+            "Crashed",
+            "the server is stopped again and again, perhaps by its liveness probe: kubectl describe tells [pod chat-1]",
+        ),
         # A child that is OOM-killed ends its parent with another code than 137: the reason counts.
         ({"lastState": ended("", 3, "OOMKilled")}, "OOMKilled", None),
         (
@@ -132,6 +137,11 @@ def test_serving_fault_evicted() -> None:
     fault = serving_fault([pod(phase="Failed", reason="Evicted", message="low on ephemeral-storage")])
     assert fault is not None
     assert (fault.reason, fault.message) == ("Evicted", "low on ephemeral-storage [pod chat-1]")
+
+
+def test_serving_fault_evicted_pod_that_was_replaced_is_past() -> None:
+    evicted = pod("a", phase="Failed", reason="Evicted", message="low on memory")
+    assert serving_fault([evicted, with_server("b", state={"running": {}})]) is None
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,18 @@ async def test_reconcile_claim_heals_by_itself(world: World, phase: str | None, 
     assert world.condition("ModelResolved") == ("True", "ClaimBound")
 
 
+async def test_reconcile_claim_awaited_long_is_read_less_often(world: World) -> None:
+    world.cluster.delete(CLAIM, ("default", "models"))
+    waits = []
+    for _ in range(60):
+        outcome = await world.look()
+        assert outcome.look_again_after is not None
+        waits.append(outcome.look_again_after)
+        world.seconds += outcome.look_again_after
+    assert (waits[0], waits[-1]) == (2.0, 30.0)
+    assert waits == sorted(waits)
+
+
 async def test_reconcile_bound_claim_is_not_read_each_time(world: World) -> None:
     await world.look()
     world.cluster.fail_on("get", CLAIM, Unavailable("must not be read"))

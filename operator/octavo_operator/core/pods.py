@@ -51,7 +51,8 @@ def current_pods(pods: Iterable[Manifest], template: str) -> tuple[Manifest, ...
 def serving_fault(pods: Sequence[Manifest]) -> Cause | None:
     """What keeps a pod that is not ready from serving, the runtime's own message first; None when nothing is wrong."""
     faults = []
-    for pod in pods:
+    # Evicted pods stay behind when others have taken their place.
+    for pod in [pod for pod in pods if pod["status"].get("phase") != "Failed"] or pods:
         fault = _fault(pod)
         if fault is not None:
             faults.append((fault[0], pod["metadata"]["name"], fault[1]))
@@ -90,7 +91,7 @@ def _fault(pod: Manifest) -> tuple[int, Cause] | None:
     if waiting.get("reason") in CANNOT_START:
         return 1, _standstill(waiting["reason"], waiting.get("message", "the container cannot start"))
     ended = server.get("state", {}).get("terminated") or server.get("lastState", {}).get("terminated")
-    return _ending(ended) if ended else None
+    return _ending(ended, again_and_again=waiting.get("reason") == "CrashLoopBackOff") if ended else None
 
 
 def _standstill(reason: str, message: str) -> Cause:
@@ -100,7 +101,7 @@ def _standstill(reason: str, message: str) -> Cause:
     return Cause(reason, message)
 
 
-def _ending(ended: Manifest) -> tuple[int, Cause] | None:
+def _ending(ended: Manifest, *, again_and_again: bool) -> tuple[int, Cause] | None:
     """What a container's last words say."""
     text = ended.get("message", "")
     if ended.get("reason") == "OOMKilled":
@@ -113,7 +114,10 @@ def _ending(ended: Manifest) -> tuple[int, Cause] | None:
     if said is not None:
         return 0, said
     if ended.get("exitCode") == 0:
-        return None  # stopped as asked, and started again
+        if not again_and_again:
+            return None  # stopped as asked, and started again
+        message = "the server is stopped again and again, perhaps by its liveness probe: kubectl describe tells"
+        return 1, Cause(Reason.CRASHED, message)
     return 1, Cause(
         Reason.CRASHED, f"the server ended with exit code {ended.get('exitCode')}: {text[-LOG_TAIL:].strip()}"
     )
