@@ -247,7 +247,7 @@ def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[Worl
         try:
             yield world
         finally:
-            admin("delete", "namespace", "--wait=false", home, *world.namespaces)
+            admin("delete", "namespace", "--wait=false", "--ignore-not-found", home, *world.namespaces)
             for manifest in rights:
                 admin("delete", manifest["kind"], manifest["metadata"]["name"])
             if not was_there:

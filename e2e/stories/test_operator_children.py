@@ -37,7 +37,7 @@ def kubectl(world: World, operator: OperatorProcess) -> Iterator[Kubectl]:
     assert operator.is_ready()
     own = world.namespace()
     yield own
-    own("delete", "isvc", "--all", "--wait=false")
+    own.run("delete", "isvc", "--all", "--wait=false")  # the story may have deleted the namespace
 
 
 def service(name: str = "chat", **spec: Any) -> dict[str, Any]:
@@ -192,6 +192,47 @@ def test_delete_leaves_nothing(kubectl: Kubectl) -> None:
     kubectl("delete", "isvc", "chat", "--timeout=10s")
     kinds = "deployments,replicasets,pods,services,inferenceservices.octavo.dev"
     eventually(lambda: kubectl.get(kinds) == [], 60)
+
+
+def test_delete_while_the_claim_is_missing(kubectl: Kubectl) -> None:
+    kubectl.apply(service(model={"uri": "pvc://nowhere/m"}))
+    eventually(lambda: reason(kubectl) == "ClaimNotFound")
+    kubectl("delete", "isvc", "chat", "--timeout=10s")
+    eventually(lambda: not kubectl.get("deployments,services,pods"), 60)
+
+
+def test_delete_of_the_namespace_is_no_trouble(kubectl: Kubectl, operator: OperatorProcess) -> None:
+    """Children vanish before their owner does, and none can be created any more: that is no error."""
+    created(kubectl)
+    said = len(operator.log.read_text())
+    kubectl("delete", "namespace", kubectl.namespace, "--timeout=90s")
+    news = operator.log.read_text()[said:]
+    assert "ERROR" not in news
+    assert "Traceback" not in news
+
+
+def test_new_revision_does_not_wait_for_a_broken_one(kubectl: Kubectl) -> None:
+    created(kubectl)
+    eventually(lambda: reason(kubectl) == "InvalidImageName", 30)
+    kubectl.patch("isvc/chat", {"spec": {"runtime": {"image": "NOT-AN-IMAGE-EITHER"}}})
+
+    def images() -> set[str]:
+        return {pod["spec"]["containers"][0]["image"] for pod in kubectl.get("pods")}
+
+    eventually(lambda: "NOT-AN-IMAGE-EITHER" in images())
+    eventually(lambda: "NOT-AN-IMAGE-EITHER" in condition(kubectl.get("isvc", "chat"))["message"], 30)
+
+
+def test_many_at_once_all_get_there(kubectl: Kubectl) -> None:
+    count = 100
+    kubectl.apply(*[service(f"chat-{number}", replicas=0) for number in range(count)])
+
+    def stopped() -> int:
+        services = kubectl.get("isvc")
+        return sum(1 for one in services if "status" in one and condition(one)["reason"] == "Stopped")
+
+    eventually(lambda: stopped() == count, 60, every=0.5)
+    assert len(kubectl.get("deployments")) == len(kubectl.get("services")) == count
 
 
 def test_orphaned_children_are_adopted_without_a_new_pod(kubectl: Kubectl) -> None:
