@@ -268,17 +268,21 @@ def _chart_rights(helm: Path, release: str, namespace: str) -> list[Manifest]:
 @contextmanager
 def _others_paused(admin: Kubectl) -> Iterator[None]:
     """Scales operators that the chart has installed to zero, and back."""
-    installed = admin.get("deployments", "--all-namespaces", "--selector=app.kubernetes.io/name=octavo-operator")
-    for one in installed:
+    label = "--selector=app.kubernetes.io/name=octavo-operator"
+    installed = admin.get("deployments", "--all-namespaces", label)
+
+    def scale(one: Manifest, replicas: int) -> None:
         kubectl = admin.within(one["metadata"]["namespace"])
-        kubectl("scale", f"deployment/{one['metadata']['name']}", "--replicas=0")
-        kubectl("wait", "pod", "--selector=app.kubernetes.io/name=octavo-operator", "--for=delete", "--timeout=60s")
+        kubectl("scale", f"deployment/{one['metadata']['name']}", f"--replicas={replicas}")
+
+    for one in installed:
+        scale(one, 0)
+    eventually(lambda: not admin.get("pods", "--all-namespaces", label), 60)
     try:
         yield
     finally:
         for one in installed:
-            kubectl = admin.within(one["metadata"]["namespace"])
-            kubectl("scale", f"deployment/{one['metadata']['name']}", f"--replicas={one['spec']['replicas']}")
+            scale(one, one["spec"]["replicas"])
 
 
 class FaultyProxy:
