@@ -5,21 +5,12 @@ import logging
 import os
 import signal
 import sys
-import time
-from datetime import UTC, datetime
 
-from octavo_operator.cluster.client import KubernetesClient
-from octavo_operator.core.store import Store
-from octavo_operator.errors import Gone, OperatorError, SettingsError
-from octavo_operator.handlers.controller import Controller
-from octavo_operator.handlers.watch import watch
-from octavo_operator.handlers.web import start_server
+from octavo_operator.errors import OperatorError, SettingsError
 from octavo_operator.logs import configure_logs
-from octavo_operator.metrics import Metrics
-from octavo_operator.reconcile import Reconciler
-from octavo_operator.settings import Settings, parse_settings
+from octavo_operator.settings import parse_settings
 
-__all__ = ["main", "run"]
+__all__ = ["main"]
 
 logger = logging.getLogger("octavo_operator")
 
@@ -29,12 +20,17 @@ EXIT_BAD_SETTINGS = 2
 
 def main() -> None:
     """The entry point."""
+    # As process 1 of a container it would not hear SIGTERM without a handler: until it has started, it just ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
     except SettingsError as error:
         sys.stderr.write(f"octavo-operator: {error}\n")
         sys.exit(EXIT_BAD_SETTINGS)
     configure_logs(settings.log_level, json_lines=settings.json_logs)
+    # Takes a second, which --help and a wrong flag need not wait for.
+    from octavo_operator.handlers.run import run
+
     try:
         asyncio.run(run(settings))
     except SettingsError as error:
@@ -43,89 +39,6 @@ def main() -> None:
     except OperatorError as error:
         logger.error("%s", error)  # noqa: TRY400 the message is all that helps
         sys.exit(EXIT_FAILED)
-
-
-async def run(settings: Settings) -> None:
-    """Runs the operator until SIGTERM or SIGINT.
-
-    Raises:
-        OperatorError: it cannot start, or a part of it ended by itself.
-    """
-    metrics, store = Metrics(), Store()
-    client = await KubernetesClient.connect(settings.kubeconfig)
-    reconciler = Reconciler(
-        client,
-        store,
-        metrics,
-        runtime_image=settings.runtime_image,
-        now=lambda: datetime.now(UTC),
-        monotonic=time.monotonic,
-    )
-    controller = Controller(
-        client,
-        store,
-        reconciler.reconcile,
-        metrics,
-        namespaces=settings.namespaces,
-        workers=settings.workers,
-        resync_seconds=settings.resync_seconds,
-    )
-    try:
-        server = await start_server(controller, metrics, host=settings.host, port=settings.port)
-    except OSError as error:
-        await client.close()
-        raise SettingsError(
-            f"cannot listen on {settings.host}:{settings.port}: {error}; choose another --port"
-        ) from error
-    try:
-        await _supervise(controller, client, settings)
-    finally:
-        await server.cleanup()
-        await client.close()
-
-
-async def _supervise(controller: Controller, client: KubernetesClient, settings: Settings) -> None:
-    """Runs controller and watches; the end of one is the end of both."""
-    # When kopf ends it cancels every task that is younger than itself: the workers must be older.
-    working = asyncio.create_task(controller.run(), name="controller")
-    started = asyncio.Event()
-    watching = asyncio.create_task(
-        watch(controller.on_event, client.connection, namespaces=settings.namespaces, ready=started), name="kopf"
-    )
-    stopped = asyncio.create_task(_stop_signal(started), name="signals")
-    tasks = {working, watching, stopped}
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks - done:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    if stopped in done:
-        logger.info("stopped")
-        return
-    raise _reason(working if working in done else watching)
-
-
-async def _stop_signal(started: asyncio.Event) -> None:
-    """Returns on SIGTERM or SIGINT."""
-    # kopf installs handlers of its own while it starts; these must come after, or an exit takes seconds.
-    await started.wait()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    logger.info("started")
-    await stop.wait()
-
-
-def _reason(task: asyncio.Task[None]) -> OperatorError:
-    """Why a task ended that should not have."""
-    error = None if task.cancelled() else task.exception()
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, Gone):
-        return OperatorError(
-            "the CRD inferenceservices.octavo.dev is not installed: kubectl apply --server-side -f crds/, or install "
-            f"the chart with crds.enabled=true ({error})"
-        )
-    return OperatorError(f"{task.get_name()} ended by itself: {error!r}")
 
 
 if __name__ == "__main__":

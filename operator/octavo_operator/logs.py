@@ -25,7 +25,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class Throttle(logging.Filter):
-    """For a handler: lets one line per level pass in each period, of a logger and those below it.
+    """For a handler: of a logger and those below it, one warning and one error pass in each period.
 
     Args:
         name: the logger that repeats itself; lines of all others pass.
@@ -41,7 +41,7 @@ class Throttle(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line passes."""
-        if not super().filter(record):
+        if record.levelno < logging.WARNING or not super().filter(record):
             return True
         now = self._monotonic()
         if now < self._next.get(record.levelno, now):

@@ -38,14 +38,15 @@ def test_configure_logs_outage_does_not_flood(capsys: pytest.CaptureFixture[str]
     assert len([line for line in lines if "ours" in line]) == 100
 
 
-def test_throttle_passes_one_line_per_level_and_period() -> None:
+def test_throttle_passes_one_warning_and_one_error_per_period() -> None:
     now = 0.0
     throttle = Throttle("loud", 10.0, lambda: now)
 
     def passes(level: int, name: str = "loud.below") -> bool:
         return throttle.filter(logging.makeLogRecord({"levelno": level, "name": name}))
 
-    assert [passes(logging.ERROR), passes(logging.ERROR), passes(logging.INFO)] == [True, False, True]
+    assert [passes(logging.ERROR), passes(logging.ERROR), passes(logging.WARNING)] == [True, False, True]
+    assert [passes(logging.DEBUG), passes(logging.DEBUG)] == [True, True]
     assert [passes(logging.ERROR, "louder"), passes(logging.ERROR, "louder")] == [True, True]
     now = 10.0
     assert passes(logging.ERROR)

@@ -1,13 +1,15 @@
 import asyncio
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import octavo_operator.__main__ as main_module
 from octavo_operator.errors import Gone, OperatorError
+from octavo_operator.handlers import run as run_module
 from octavo_operator.settings import Settings
 
 KUBECONFIG = """
@@ -49,6 +51,32 @@ def test_main_port_that_is_not_allowed(tmp_path: Path, port: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_main_sigterm_while_it_starts_ends_it_at_once(tmp_path: Path) -> None:
+    """As process 1 of a container it would otherwise not hear the signal and wait for SIGKILL."""
+    path = tmp_path / "kubeconfig"
+    path.write_text(KUBECONFIG % 1)
+    command = [
+        sys.executable,
+        "-m",
+        "octavo_operator",
+        "--runtime-image",
+        "image",
+        "--kubeconfig",
+        str(path),
+        "--port",
+        "1",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        status = Path(f"/proc/{process.pid}/status")
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            caught = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt:"))
+            if int(caught.split()[1], 16) & 1 << (signal.SIGTERM - 1):
+                break
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
 class IdleController:
     """Works until it is cancelled."""
 
@@ -72,10 +100,10 @@ async def test_supervise_end_of_the_watches_is_the_end(
         if error is not None:
             raise error
 
-    monkeypatch.setattr(main_module, "watch", watch)
+    monkeypatch.setattr(run_module, "watch", watch)
     controller, client = IdleController(), SimpleNamespace(connection=None)
     with pytest.raises(OperatorError, match="kopf ended by itself"):
-        await main_module._supervise(controller, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
+        await run_module._supervise(controller, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
     assert controller.cancelled
 
 
@@ -91,15 +119,15 @@ async def test_supervise_missing_crd_says_what_to_apply(monkeypatch: pytest.Monk
         async def list_forever(self) -> None:
             raise Gone("the server could not find the requested resource")
 
-    monkeypatch.setattr(main_module, "watch", watch)
+    monkeypatch.setattr(run_module, "watch", watch)
     client = SimpleNamespace(connection=None)
     with pytest.raises(OperatorError, match="kubectl apply --server-side -f crds/"):
-        await main_module._supervise(Controller(), client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
+        await run_module._supervise(Controller(), client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
 
 
 def test_import_touches_neither_typed_models_nor_the_runtime() -> None:
     program = (
-        "import octavo_operator.__main__, sys; "
+        "import octavo_operator.__main__, octavo_operator.handlers.run, sys; "
         "print([m for m in sys.modules if m.startswith(('torch', 'octavo_runtime', 'kubernetes.aio.client.api.', 'kubernetes.aio.client.models.'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
