@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-# Workers share the processors: more threads than processors make every parallel region wait for its slowest.
-_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // _WORKERS)))
+# Workers share the processors: more threads than processors make every parallel region wait for its slowest. Only
+# workers have this variable; what their parent would set, they would inherit.
+if _WORKERS := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(_WORKERS))))
 
 
 @pytest.fixture(scope="session")
