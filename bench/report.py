@@ -68,7 +68,6 @@ def _hardware() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "isa": [flag for flag in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile") if flag in flags],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "load_average": os.getloadavg()[0],
     }
 
 

@@ -243,6 +243,9 @@ def main() -> None:
     flags = parser.parse_args()
     model = flags.model or _find_model()
     began = time.perf_counter()
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores / 2:
+        say(f"others keep this machine busy (load {load:.1f} on {cores} cores): the figures will be low")
     say(f"offline, {model.name}")
     offline = subprocess.run(
         [sys.executable, "-m", "bench.serving_offline", str(model), *(["--profile"] if flags.profile else [])],
@@ -254,7 +257,7 @@ def main() -> None:
     figures = {**result["figures"], **asyncio.run(_over_http(model))}
     more = {"profile": result["profile"]} if flags.profile else {}
     say(f"done in {time.perf_counter() - began:.0f} s")
-    report("serving", figures, result["limits"], model=model.name, **more)
+    report("serving", figures, result["limits"], model=model.name, load_average_before=round(load, 2), **more)
 
 
 if __name__ == "__main__":
