@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -90,4 +91,7 @@ def run(argv: Sequence[str], *, engine_command: Sequence[str] | None = None) -> 
 
 def main() -> int:
     """The program `octavo`."""
+    # As process 1 of a container it would not hear SIGTERM without a handler, and wait for SIGKILL. Until a server has
+    # begun to listen there is nothing to drain: it has stopped as asked.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0 if sys.argv[1:2] == ["serve"] else 128 + signal.SIGTERM))
     return run(sys.argv[1:])

@@ -145,6 +145,18 @@ def test_serve_sigterm_while_loading(tmp_path: Path) -> None:
         program.ends_with(0)
 
 
+def test_serve_sigterm_while_it_starts_is_heard(tmp_path: Path) -> None:
+    # As process 1 of a container it would otherwise sleep through the signal, and wait for SIGKILL.
+    command = [sys.executable, "-m", "octavo_runtime.cli", "serve", str(write_model(tmp_path)), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        status = Path(f"/proc/{process.pid}/status")
+        caught, deadline = 0, time.monotonic() + 20
+        while not caught & 1 << (signal.SIGTERM - 1) and time.monotonic() < deadline:
+            caught = int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
 def test_serve_engine_killed(tmp_path: Path) -> None:
     with running(tmp_path, SLOW) as program, program.post(prompt="hi", max_tokens=500, stream=True) as stream:
         stream.readline()
