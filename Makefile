@@ -28,7 +28,7 @@ check: .venv/stamp ## format, lint, types, import contracts, unit tests: the loo
 	$(MAKE) --no-print-directory unit
 
 unit: .venv/stamp
-	$(PY) -m pytest -q -n $(WORKERS) tests
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal tests
 
 format: .venv/stamp ## rewrite to the house format
 	.venv/bin/ruff format .
