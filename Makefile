@@ -56,6 +56,8 @@ test: .venv/stamp ## everything: check, then the stories on the real cluster; wh
 	$(MAKE) --no-print-directory stories
 
 stories: .venv/stamp ## the end-to-end stories on the one-node cluster, which is started when it is not up
+	$(CLUSTER) up
+	$(CLUSTER) images >/dev/null
 	$(PY) -m pytest -q -p no:cacheprovider --timeout=900 --durations=10 e2e/stories
 
 .PHONY: bench-serving
