@@ -69,7 +69,7 @@ def open_checkpoint(directory: Path) -> dict[str, TensorEntry]:
 
 def _read_sharded(directory: Path) -> dict[str, TensorEntry]:
     index = directory / _INDEX
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, damaged=BadWeights).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadWeights(f"{index} has no weight_map")
     shards: dict[str, dict[str, TensorEntry]] = {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from octavo_runtime.errors import ModelNotFound, UnsupportedModel
+from octavo_runtime.errors import ModelNotFound, StartError, UnsupportedModel
 
 __all__ = ["DecoderSpec", "RopeKind", "RopeSpec", "decoder_spec", "read_json", "read_spec", "token_ids"]
 
@@ -120,12 +120,15 @@ _FAMILIES = {
 }
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, damaged: type[StartError] = UnsupportedModel) -> dict[str, Any]:
     """Reads a JSON object of a model directory.
+
+    Args:
+        path: The file.
+        damaged: What to raise when it is no JSON object.
 
     Raises:
         ModelNotFound: There is no such file.
-        UnsupportedModel: It is no JSON object.
     """
     try:
         value = json.loads(path.read_bytes())
@@ -142,9 +145,9 @@ def read_json(path: Path) -> dict[str, Any]:
             hint="For a GGUF file run `octavo convert FILE.gguf OUT_DIR` first and name OUT_DIR.",
         ) from error
     except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"{path} cannot be read as JSON: {error}") from error
+        raise damaged(f"{path} cannot be read as JSON: {error}", hint="Download the file again.") from error
     if not isinstance(value, dict):
-        raise UnsupportedModel(f"{path} holds a JSON {type(value).__name__}, not an object")
+        raise damaged(f"{path} holds a JSON {type(value).__name__}, not an object", hint="Download the file again.")
     return value
 
 

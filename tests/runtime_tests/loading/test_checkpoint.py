@@ -74,6 +74,12 @@ def test_open_checkpoint_bad_index(sharded: Path, weight_map: Any, message: str)
         open_checkpoint(sharded)
 
 
+def test_open_checkpoint_damaged_index(sharded: Path) -> None:
+    (sharded / "model.safetensors.index.json").write_text('{"weight_map": {')
+    with pytest.raises(BadWeights, match=r"index\.json cannot be read as JSON"):
+        open_checkpoint(sharded)
+
+
 def test_open_checkpoint_none(tmp_path: Path) -> None:
     with pytest.raises(BadWeights, match="has neither"):
         open_checkpoint(tmp_path)
