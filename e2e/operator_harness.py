@@ -329,7 +329,8 @@ class FaultyProxy:
             self._loop.call_soon_threadsafe(stream.cancel)
 
     async def _serve(self) -> None:
-        self._session = aiohttp.ClientSession(auto_decompress=False)
+        self._connector = aiohttp.TCPConnector()
+        self._session = aiohttp.ClientSession(connector=self._connector, auto_decompress=False)
         application = web.Application(client_max_size=2**24)
         application.router.add_route("*", "/{path:.*}", self._pass_on)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
@@ -338,7 +339,9 @@ class FaultyProxy:
 
     async def _end(self) -> None:
         await self._runner.cleanup()
+        await self._connector.close(abort_ssl=True)
         await self._session.close()
+        await asyncio.sleep(0.1)  # an aborted transport closes its socket in one of the loop's next rounds
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         if self.down:
@@ -370,6 +373,9 @@ class FaultyProxy:
                     await response.write(chunk)
             finally:
                 self._streams.discard(task)
+                if answer.connection is not None and answer.connection.transport is not None:
+                    # Cut short: a TLS farewell would outlive the loop.
+                    answer.connection.transport.abort()
             await response.write_eof()
             return response
 
