@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+
 from bench.report import percentiles, report, say
 
 _PROMPT, _OUTPUT = 128, 64  # tokens of a request over HTTP

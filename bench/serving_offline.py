@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.report import say
 
+from bench.report import say
 from octavo_runtime import LLM, SamplingParams
 from octavo_runtime.core.scheduler import Scheduler
 from octavo_runtime.domain import EngineConfig
