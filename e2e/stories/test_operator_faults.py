@@ -132,7 +132,7 @@ def test_restart_changes_nothing_that_is_right(kubectl: Kubectl, operator: Opera
 
 
 def test_silent_api_server_is_waited_for(kubectl: Kubectl, operator: OperatorProcess, cluster: Layout) -> None:
-    """SIGSTOP: connections stay open and nothing answers, longer than any request may take."""
+    """SIGSTOP for a while: connections stay open, and nothing answers."""
     created(kubectl)
     api_server = process_named(sorted(namespaces.processes(cluster)), "kube-apiserver")
     os.kill(api_server, signal.SIGSTOP)
