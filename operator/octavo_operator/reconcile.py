@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 CLAIM_FRESH_SECONDS = 60.0
 """How long a bound claim is taken to be bound."""
 
-CLAIM_POLL_SECONDS = (2.0, 30.0)
-"""How often a claim that is missing or unbound is read again, at first and at most. Claims are not watched: a watch
-would show all of them."""
+POLL_SECONDS = (2.0, 30.0)
+"""How often is read again, at first and at most, what is waited for but not watched: a claim that is missing or
+unbound, and an object of someone else that bears a child's name. A watch would show all of their kind."""
 
 
 REPAIRS_PER_MINUTE = 10
@@ -122,7 +122,11 @@ class Reconciler:
             return Outcome()
         status = desired_status(service, present, desired=desired, problems=problems, claim=claim, now=self._now())
         await self._write_status(present, status)
-        return Outcome(failed=bool(problems), look_again_after=self._patience(claim, memory))
+        is_taken = any(problem.reason is Reason.NAME_TAKEN for problem in problems)
+        return Outcome(
+            failed=any(problem.reason is not Reason.NAME_TAKEN for problem in problems),
+            look_again_after=self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
+        )
 
     async def _apply(self, desired: tuple[Manifest, ...], observed: Observed, memory: _Memory) -> list[Cause]:
         """Carries out the plan; one child's refusal does not keep the others back."""
@@ -185,7 +189,7 @@ class Reconciler:
         now = self._monotonic()
         if memory.claim is not None:
             name, phase, read_at = memory.claim
-            fresh = CLAIM_FRESH_SECONDS if phase is ClaimPhase.BOUND else CLAIM_POLL_SECONDS[0] / 2
+            fresh = CLAIM_FRESH_SECONDS if phase is ClaimPhase.BOUND else POLL_SECONDS[0] / 2
             if name == service.claim and now - read_at < fresh:
                 return phase
         claim = await self._port.get(CLAIM, service.namespace, service.claim)
@@ -193,15 +197,15 @@ class Reconciler:
         memory.claim = (service.claim, phase, now)
         return phase
 
-    def _patience(self, claim: ClaimPhase | None, memory: _Memory) -> float | None:
-        """When to look at the claim again: the longer it is awaited, the later."""
-        if claim in {None, ClaimPhase.BOUND}:
+    def _patience(self, memory: _Memory, *, waits: bool) -> float | None:
+        """When to read again what is not watched: the longer it is awaited, the later."""
+        if not waits:
             memory.waiting_since = None
             return None
         now = self._monotonic()
         if memory.waiting_since is None:
             memory.waiting_since = now
-        first, most = CLAIM_POLL_SECONDS
+        first, most = POLL_SECONDS
         return min(most, first + (now - memory.waiting_since) / 10)
 
     async def _write_status(self, observed: Observed, status: Manifest) -> None:

@@ -99,14 +99,35 @@ def test_add_while_active_comes_again_in_its_lane() -> None:
 
 def test_retry_doubles_up_to_the_limit_and_succeed_resets() -> None:
     queue: WorkQueue[str] = WorkQueue(first_delay=1.0, max_delay=5.0)
-    assert [queue.retry("a", 0.0) for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert _delays(queue, 5) == [1.0, 2.0, 4.0, 5.0, 5.0]
     queue.succeed("a")
     assert queue.retry("a", 0.0, jitter=1.0) == 1.25
 
 
+def test_retry_before_the_delay_is_over_keeps_it() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    assert queue.retry("a", 0.0) == 1.0
+    for now in (0.0, 0.25, 0.5, 0.75):
+        queue.add("a")
+        assert queue.take(now) == "a"
+        assert queue.retry("a", now) == 1.0 - now
+        queue.done("a")
+    assert queue.next_due() == 1.0
+    assert queue.take(1.0) == "a"
+    assert queue.retry("a", 1.0) == 2.0
+
+
 def test_retry_many_times_stays_finite() -> None:
     queue: WorkQueue[str] = WorkQueue(max_delay=300.0)
-    assert [queue.retry("a", 0.0) for _ in range(2000)][-1] == 300.0
+    assert _delays(queue, 2000)[-1] == 300.0
+
+
+def _delays(queue: WorkQueue[str], count: int) -> list[float]:
+    now, delays = 0.0, []
+    for _ in range(count):
+        delays.append(queue.retry("a", now))
+        now += delays[-1]
+    return delays
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ A key stands for "look again", so that ten events before a look need one look. W
 - a key is handed to one worker at a time; news about it meanwhile makes it ready once more when the worker is done;
 - an `add` is followed by a `take` of that key: nothing is lost;
 - an edit by a user overtakes the burst (`urgent`); each lane is first in, first out;
-- a failing key waits longer each time, up to `max_delay`, and news about it does not wait.
+- a failing key waits longer each time, up to `max_delay`, and news about it does not wait. A look that news brought
+  and that fails again before the wait is over neither lengthens nor restarts the wait: else a pod that is starting,
+  with its many events, would make an object wait for minutes.
 """
 
 from collections import defaultdict
@@ -33,6 +35,7 @@ class WorkQueue(Generic[K]):
         self._timers: list[tuple[float, int, K]] = []
         self._sequence = 0
         self._failures: defaultdict[K, int] = defaultdict(int)
+        self._retry_at: dict[K, float] = {}
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._ready)
@@ -68,17 +71,23 @@ class WorkQueue(Generic[K]):
             jitter: from 0 to 1: which part of a quarter of the delay is added, so that keys spread.
 
         Returns:
-            The delay.
+            The delay: what is left of the current one, if it is not over yet.
         """
+        current = self._retry_at.get(key, now)
+        if current > now:
+            self.add_at(key, current)
+            return current - now
         # The exponent is bounded only to keep the power a small number.
         delay = min(self._max_delay, self._first_delay * 2.0 ** min(self._failures[key], 30)) * (1 + jitter / 4)
         self._failures[key] += 1
+        self._retry_at[key] = now + delay
         self.add_at(key, now + delay)
         return delay
 
     def succeed(self, key: K) -> None:
         """Ends a key's backoff."""
         self._failures.pop(key, None)
+        self._retry_at.pop(key, None)
 
     def take(self, now: float) -> K | None:
         """Hands out the next key, or None. Each key taken must be given back with `done`."""
@@ -113,6 +122,7 @@ class WorkQueue(Generic[K]):
         assert not self._urgent.keys() & self._ready.keys()
         assert not self._active & (self._urgent.keys() | self._ready.keys())
         assert self._again.keys() <= self._active
+        assert self._retry_at.keys() == self._failures.keys()
         assert all(any(timer == (due, timer[1], key) for timer in self._timers) for key, due in self._due.items())
 
     def _is_stale(self, timer: tuple[float, int, K]) -> bool:
