@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from octavo_runtime.errors import InvalidRequest
 
@@ -142,9 +142,8 @@ class Request:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """News of one answer: new tokens, its end, or both.
+class Event(NamedTuple):
+    """News of one answer: new tokens, its end, or both. A tuple, since there are hundreds in each step.
 
     Attributes:
         request_id: Whose.
@@ -154,7 +153,7 @@ class Event:
         num_cached_tokens: Prompt tokens found in the prefix cache when first scheduled.
         error: A sentence, when the reason is ERROR. An error ends the whole request, with one event for each answer
             that had not ended.
-        index: Which of the request's n answers. Where they are ranked (best_of above n, beam search) each comes whole
+        choice: Which of the request's n answers. Where they are ranked (best_of above n, beam search) each comes whole
             in one event, the best first.
     """
 
@@ -164,4 +163,4 @@ class Event:
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
-    index: int = 0
+    choice: int = 0

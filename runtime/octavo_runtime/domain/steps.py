@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo_runtime.domain.requests import SamplingParams
 
@@ -19,8 +20,7 @@ class CopyKind(enum.Enum):
     IN = "host to device"
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
+class BlockCopy(NamedTuple):
     """The copy of one whole block, all layers.
 
     Attributes:
@@ -34,9 +34,8 @@ class BlockCopy:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """What one sequence does in one step.
+class ScheduledSequence(NamedTuple):
+    """What one sequence does in one step. A tuple, since there are hundreds in each step.
 
         prompt + output:  [ num_computed tokens in KV ][ token_ids, computed now ][ not yet scheduled ]
         block_table:      covers the first two parts, block i holding positions i*block_size …
@@ -46,7 +45,7 @@ class ScheduledSequence:
         number: The sequence's own number, unique in the engine: a request may have several.
         token_ids: Tokens computed in this step, at positions num_computed … ; at least one.
         num_computed: Tokens whose KV is already there, computed or found in the prefix cache.
-        block_table: Block numbers, in order of position.
+        block_table: Block numbers, in order of position; there may be more than this step needs.
         num_samples: Tokens wanted from the last token's logits: 0 while prefilling; 1; one per answer where a prompt
             is about to fork; for beam search the number of best candidates.
         num_generated: Output tokens before this step; with seed and choice it fixes the draw.
