@@ -10,8 +10,11 @@ Free blocks (cached and blank) wait in one queue; `allocate` takes from its fron
 front, cached ones at the back in the order of their release; a sequence releases its blocks last to first, so of a
 chain the tail is given up before its parents, and a hit on a long prefix decays from its end.
 
-A block's hash covers its tokens and, through its parent's hash, all tokens before them (a hash chain): equal
-hashes mean equal prefixes, under the same salt. The hash is stable over processes and replicas.
+With a host tier, a cached block is copied there before it is given up, unless a copy is there already. So swapping
+out is lazy: a preempted sequence's blocks stay on the device as cache until someone needs the place, and only those
+that were really needed are copied, tail first.
+
+The pool decides and records; the copies themselves are made by the executor, in the order of `take_copies`.
 
 Source of the scheme: Kwon et al., Efficient Memory Management for LLM Serving with PagedAttention (SOSP 2023), and
 vLLM's automatic prefix caching, rewritten for a single owner.
@@ -19,38 +22,42 @@ vLLM's automatic prefix caching, rewritten for a single owner.
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 
-__all__ = ["BlockPool", "chain_hash", "root_hash"]
+from octavo_runtime.core.host_tier import HostTier
+from octavo_runtime.domain import BlockCopy, CopyKind
 
-
-def root_hash(salt: str) -> bytes:
-    """The parent of a first block: requests share blocks only under the same salt."""
-    return blake2b(salt.encode(), digest_size=16).digest()
-
-
-def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of a full block that holds `token_ids` after the prefix that `parent` stands for."""
-    return blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+__all__ = ["BlockPool"]
 
 
 class BlockPool:
-    """`num_blocks` blocks, numbered from 0. All operations are O(1) per block."""
+    """`num_blocks` blocks, numbered from 0. All operations are O(1) per block.
 
-    def __init__(self, num_blocks: int) -> None:
+    Args:
+        num_blocks: Blocks on the device.
+        host: The second tier; None: there is none, or copying costs more than recomputing.
+    """
+
+    def __init__(self, num_blocks: int, host: HostTier | None = None) -> None:
         self.num_blocks = num_blocks
+        self.host = host
+        self.num_swapped_out = 0
+        self.num_swapped_in = 0
         self._refs = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
+        self._copies: list[BlockCopy] = []
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now, cached ones included."""
         return len(self._free)
+
+    def refs(self, block: int) -> int:
+        """How many sequences use a block."""
+        return self._refs[block]
 
     def allocate(self, count: int) -> list[int]:
         """Takes `count` free blocks for one owner; the least worth keeping go first.
@@ -61,33 +68,75 @@ class BlockPool:
         blocks = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            cached = self._hash_of.pop(block, None)
-            if cached is not None:
-                del self._block_of[cached]
+            if block in self._hash_of:
+                self._give_up(block)
             self._refs[block] = 1
             blocks.append(block)
         return blocks
 
-    def lookup(self, hashes: Iterable[bytes]) -> list[int]:
-        """The published blocks of the longest prefix of the chain `hashes`; takes nothing."""
-        found = []
+    def lookup(self, hashes: Iterable[bytes]) -> list[int | None]:
+        """The longest prefix of the chain `hashes` that is there: a block's number, or None for one on the host.
+
+        Takes nothing.
+        """
+        found: list[int | None] = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
-            if block is None:
+            if block is None and (self.host is None or block_hash not in self.host):
                 break
             found.append(block)
         return found
 
-    def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` nobody uses: sharing them would take them out of `num_free`."""
-        return sum(self._refs[block] == 0 for block in blocks)
+    def num_needed(self, found: Iterable[int | None]) -> int:
+        """How many free blocks `acquire` of what was looked up would take."""
+        return sum(block is None or self._refs[block] == 0 for block in found)
+
+    def acquire(self, found: Sequence[int | None], hashes: Sequence[bytes]) -> list[int]:
+        """Adds one owner to each block that `lookup` has just found; those on the host are brought back.
+
+        The caller has checked `num_needed` against `num_free`.
+        """
+        # Those on the device first: allocating might give them up.
+        for block in found:
+            if block is not None:
+                if self._refs[block] == 0:
+                    del self._free[block]
+                self._refs[block] += 1
+        missing = [block_hash for block_hash, block in zip(hashes, found, strict=False) if block is None]
+        if not missing:
+            return [block for block in found if block is not None]
+        assert self.host is not None
+        # Allocating may put other blocks on the host, which must not push out those that are about to be read.
+        self.host.want(missing)
+        fresh = dict(zip(missing, self.allocate(len(missing)), strict=True))
+        for block_hash, block in fresh.items():
+            source = self.host.get(block_hash)
+            assert source is not None, "a block is brought back that the host does not hold"
+            self._copies.append(BlockCopy(CopyKind.IN, source, block))
+            self.publish(block, block_hash)
+        self.host.unwant(missing)
+        self.num_swapped_in += len(missing)
+        return [fresh[h] if block is None else block for h, block in zip(hashes, found, strict=False)]
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Adds one owner to each of `blocks`, published or in use."""
+        """Adds one owner to each of `blocks`, which are in use."""
         for block in blocks:
-            if self._refs[block] == 0:
-                del self._free[block]
+            assert self._refs[block] > 0, f"block {block} is shared but not in use"
             self._refs[block] += 1
+
+    def own(self, block: int) -> int:
+        """Makes a shared block writable for one of its owners: copy on write.
+
+        Returns:
+            A block of the owner's own, which will hold the same; the block itself where nobody shares it. The caller
+            has checked that one is free.
+        """
+        if self._refs[block] == 1:
+            return block
+        self._refs[block] -= 1
+        (copy,) = self.allocate(1)
+        self._copies.append(BlockCopy(CopyKind.DEVICE, block, copy))
+        return copy
 
     def publish(self, block: int, block_hash: bytes) -> None:
         """Lets later requests find `block`, in use and full, by its hash. A second block of one hash stays private."""
@@ -98,13 +147,81 @@ class BlockPool:
 
     def release(self, block_table: Sequence[int]) -> None:
         """Takes one owner from each block of a sequence's table, given in order of position."""
+        refs, free = self._refs, self._free
         for block in reversed(block_table):
-            assert self._refs[block] > 0, f"block {block} is released but not in use"
-            self._refs[block] -= 1
-            if self._refs[block] == 0:
-                self._free[block] = None
+            assert refs[block] > 0, f"block {block} is released but not in use"
+            refs[block] -= 1
+            if refs[block] == 0:
+                free[block] = None
                 if block not in self._hash_of:
+                    free.move_to_end(block, last=False)
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Takes these out of the cache, on both tiers: nobody will ask for them again."""
+        for block_hash in hashes:
+            block = self._block_of.pop(block_hash, None)
+            if block is not None:
+                del self._hash_of[block]
+                if self._refs[block] == 0:
                     self._free.move_to_end(block, last=False)
+            if self.host is not None:
+                self.host.drop((block_hash,))
+
+    def write_back(self, limit: int) -> None:
+        """Copies up to `limit` of the cached blocks that go next to the host, so that giving them up costs nothing."""
+        if self.host is None:
+            return
+        for position, block in enumerate(self._free):
+            if position == limit:
+                return
+            block_hash = self._hash_of.get(block)
+            if block_hash is not None:
+                self._copy_out(block, block_hash)
+
+    def resize(self, num_blocks: int, tables: Iterable[list[int]]) -> dict[int, int]:
+        """Changes the pool's size. Blocks in use beyond the new end move to free ones before it.
+
+        Args:
+            num_blocks: The new size; not below the number of blocks in use.
+            tables: Block tables of all sequences; rewritten in place.
+
+        Returns:
+            Old number -> new number of the blocks that moved.
+        """
+        if num_blocks >= self.num_blocks:
+            for block in range(self.num_blocks, num_blocks):
+                self._refs.append(0)
+                self._free[block] = None
+                self._free.move_to_end(block, last=False)
+            self.num_blocks = num_blocks
+            return {}
+        for block in range(num_blocks, self.num_blocks):
+            if self._refs[block] == 0:
+                del self._free[block]
+                if block in self._hash_of:
+                    self._give_up(block)
+        moved: dict[int, int] = {}
+        for block in range(num_blocks, self.num_blocks):
+            if self._refs[block]:
+                (target,) = self.allocate(1)
+                self._refs[target] = self._refs[block]
+                block_hash = self._hash_of.pop(block, None)
+                if block_hash is not None:
+                    self._hash_of[target] = block_hash
+                    self._block_of[block_hash] = target
+                self._copies.append(BlockCopy(CopyKind.DEVICE, block, target))
+                moved[block] = target
+        for table in tables:
+            table[:] = [moved.get(block, block) for block in table]
+        del self._refs[num_blocks:]
+        self.num_blocks = num_blocks
+        return moved
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """The copies recorded since the last call, in order."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
 
     def check_invariants(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Raises AssertionError unless the pool agrees with the tables of all sequences that hold blocks."""
@@ -116,3 +233,19 @@ class BlockPool:
         assert owners == self._refs, "reference counts differ from the block tables"
         assert set(self._free) == {block for block, refs in enumerate(owners) if refs == 0}, "free queue is wrong"
         assert {h: b for b, h in self._hash_of.items()} == self._block_of, "hash maps are not each other's inverse"
+        if self.host is not None:
+            self.host.check_invariants()
+
+    def _give_up(self, block: int) -> None:
+        """Takes a cached block out of the cache, after its copy where one pays."""
+        block_hash = self._hash_of.pop(block)
+        del self._block_of[block_hash]
+        if self.host is not None:
+            self._copy_out(block, block_hash)
+
+    def _copy_out(self, block: int, block_hash: bytes) -> None:
+        assert self.host is not None
+        target = self.host.put(block_hash)
+        if target is not None:
+            self._copies.append(BlockCopy(CopyKind.OUT, block, target))
+            self.num_swapped_out += 1
