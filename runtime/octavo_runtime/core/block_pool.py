@@ -48,6 +48,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
+        self._written_back: set[int] = set()
         self._copies: list[BlockCopy] = []
 
     @property
@@ -162,20 +163,25 @@ class BlockPool:
             block = self._block_of.pop(block_hash, None)
             if block is not None:
                 del self._hash_of[block]
+                self._written_back.discard(block)
                 if self._refs[block] == 0:
                     self._free.move_to_end(block, last=False)
             if self.host is not None:
                 self.host.drop((block_hash,))
 
     def write_back(self, limit: int) -> None:
-        """Copies up to `limit` of the cached blocks that go next to the host, so that giving them up costs nothing."""
+        """Copies cached blocks among the `limit` that go next to the host, so that giving them up costs nothing.
+
+        Each once: a host tier smaller than the cache must not be written over and over.
+        """
         if self.host is None:
             return
         for position, block in enumerate(self._free):
             if position == limit:
                 return
             block_hash = self._hash_of.get(block)
-            if block_hash is not None:
+            if block_hash is not None and block not in self._written_back:
+                self._written_back.add(block)
                 self._copy_out(block, block_hash)
 
     def resize(self, num_blocks: int, tables: Iterable[list[int]]) -> dict[int, int]:
@@ -206,6 +212,7 @@ class BlockPool:
                 (target,) = self.allocate(1)
                 self._refs[target] = self._refs[block]
                 block_hash = self._hash_of.pop(block, None)
+                self._written_back.discard(block)
                 if block_hash is not None:
                     self._hash_of[target] = block_hash
                     self._block_of[block_hash] = target
@@ -240,6 +247,7 @@ class BlockPool:
         """Takes a cached block out of the cache, after its copy where one pays."""
         block_hash = self._hash_of.pop(block)
         del self._block_of[block_hash]
+        self._written_back.discard(block)
         if self.host is not None:
             self._copy_out(block, block_hash)
 

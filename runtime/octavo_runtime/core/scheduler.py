@@ -205,6 +205,8 @@ class Scheduler:
         """
         running = self._running
         self._resize_if_asked()
+        if self.config.time_slice_tokens:
+            self._end_a_time_slice(now)
         preemptions = running.num_preemptions
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
@@ -223,13 +225,12 @@ class Scheduler:
 
         budget = self._budget(decodes) - len(decodes)
         chosen += self._fill(prefills, budget, admits=running.num_preemptions == preemptions)
-        if self.config.time_slice_tokens:
-            self._end_a_time_slice(now)
         # Whoever lost its blocks since it was chosen is left out, even if it has some again.
         planned = [(s, count) for s, count, epoch in chosen if s.epoch == epoch and s.state is State.RUNNING]
         if not planned and not self._flights and self._requests:
             planned = self._unblock()
-        running.pool.write_back(WRITE_BACK_BLOCKS)
+        if planned:
+            running.pool.write_back(WRITE_BACK_BLOCKS)
         entries = tuple([self._entry(sequence, count) for sequence, count in planned])
         plan = StepPlan(entries, running.pool.take_copies(), self._take_resize())
         if plan.has_work:
@@ -553,7 +554,7 @@ class Scheduler:
     def _end_a_time_slice(self, now: float) -> None:
         """Lets a shorter one that waits have the place of a running sequence whose time slice is over."""
         head = self._head()[1]
-        if head is None:
+        if head is None or self._fits(head, self._forecast() if self.config.admission == "expected" else None):
             return
         # As if it arrived now, with what it still has to do.
         over = [

@@ -9,7 +9,9 @@ token, so what a request must get can be computed alone, without any scheduler.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from octavo_runtime.core.beams import BeamSearch
@@ -17,6 +19,7 @@ from octavo_runtime.core.scheduler import Scheduler
 from octavo_runtime.domain import (
     BlockCopy,
     CopyKind,
+    Event,
     FinishReason,
     Request,
     SamplingParams,
@@ -25,7 +28,7 @@ from octavo_runtime.domain import (
     StepResult,
 )
 
-__all__ = ["OracleError", "OracleExecutor", "expected_answers", "logprobs", "next_token"]
+__all__ = ["OracleError", "OracleExecutor", "OracleRun", "expected_answers", "logprobs", "next_token"]
 
 Prefix = tuple[str, tuple[int, ...]]  # salt, tokens
 Answer = tuple[list[int], FinishReason]
@@ -130,6 +133,7 @@ class OracleExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """One step: copy blocks, write all KV, then read all KV, as a real step does layer by layer."""
         self._check_budget(plan)
+        self.num_blocks = max(self.num_blocks, plan.num_blocks or 0)
         for copy in plan.copies:
             self._copy(copy)
         if plan.num_blocks is not None:
@@ -248,3 +252,96 @@ class OracleExecutor:
         self._last = last  # only the step just before may be fed from
         wants = any(sequence.sampling.needs_logprobs for sequence in plan.sequences)
         return StepResult(sampled, likelihoods if wants else (), failed)
+
+
+@dataclass
+class OracleRun:
+    """A scheduler with its oracle, driven step by step, and what each answer got.
+
+    With asynchronous scheduling a plan is made before the one before it is executed, as in the engine.
+
+    Attributes:
+        outputs: Tokens so far, by request and answer.
+        reasons: How the answers ended that have.
+        gone: Aborted answers.
+    """
+
+    scheduler: Scheduler
+    oracle: OracleExecutor
+    eos_token_ids: tuple[int, ...] = ()
+    outputs: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    reasons: dict[tuple[str, int], FinishReason] = field(default_factory=dict)
+    gone: set[tuple[str, int]] = field(default_factory=set)
+    num_steps: int = 0
+    _planned: deque[StepPlan] = field(default_factory=deque)
+
+    def add(self, request: Request) -> None:
+        """Hands over a request."""
+        self.scheduler.add(request)
+        self.oracle.add(request)
+        for choice in range(request.sampling.n):
+            self.outputs[request.request_id, choice] = []
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """Aborts a request or one answer."""
+        self.scheduler.abort(request_id, choice)
+        choices = range(self.oracle.requests[request_id].sampling.n) if choice is None else (choice,)
+        self.gone |= {(request_id, each) for each in choices if (request_id, each) not in self.reasons}
+
+    def step(self) -> StepPlan | None:
+        """Plans a step and executes the one before it, or the same one where none may be planned ahead.
+
+        Returns:
+            The step that was executed; None when there was none.
+        """
+        self.num_steps += 1
+        ahead = self.scheduler.config.async_scheduling
+        if not self._planned or (ahead and self.scheduler.can_plan_ahead):
+            plan = self.scheduler.schedule(float(self.num_steps))
+            self.scheduler.check_invariants()
+            if plan.has_work or not self._planned:
+                self._planned.append(plan)
+            if len(self._planned) == 1 and plan.has_work and ahead and self.scheduler.can_plan_ahead:
+                return None
+        plan = self._planned.popleft()
+        result = self.oracle.execute(plan) if plan.has_work else StepResult()
+        for event in self.scheduler.apply(plan, result):
+            self._take(event)
+        self.scheduler.check_invariants()
+        return plan
+
+    def drain(self) -> None:
+        """Steps until there is no work, and not much longer than that can take."""
+        requests = self.oracle.requests.values()
+        tokens = sum(r.sampling.width * (len(r.prompt_token_ids) + (r.sampling.max_tokens or 0)) for r in requests)
+        steps = 0
+        while self.scheduler.has_work or self._planned:
+            self.step()
+            steps += 1
+            # Whoever is first in the policy's order advances in each step.
+            if steps > 4 * tokens + 10:
+                raise OracleError("the scheduler makes no progress")
+
+    def check(self) -> None:
+        """Compares everything with what each request must get alone; the scheduler must be drained."""
+        for request_id, request in self.oracle.requests.items():
+            expected = expected_answers(request, self.oracle.vocab_size, self.eos_token_ids)
+            for choice, (output, reason) in enumerate(expected):
+                key = (request_id, choice)
+                got = self.outputs[key]
+                if key in self.gone or self.reasons.get(key) is FinishReason.ERROR:
+                    if got != output[: len(got)]:
+                        raise OracleError(f"{key} began with {got}, not {output}")
+                elif (got, self.reasons.get(key)) != (output, reason):
+                    raise OracleError(f"{key} got {got} {self.reasons.get(key)}, not {output} {reason}")
+        stats = self.scheduler.stats()
+        if stats.num_running or stats.num_waiting or stats.kv_cache_usage:
+            raise OracleError(f"something is left: {stats}")
+
+    def _take(self, event: Event) -> None:
+        key = (event.request_id, event.choice)
+        if key in self.reasons or key in self.gone:
+            raise OracleError(f"{key}: news after the end: {event}")
+        self.outputs[key] += event.token_ids
+        if event.finish_reason is not None:
+            self.reasons[key] = event.finish_reason

@@ -75,7 +75,7 @@ class StepPlan:
         sequences: What is computed.
         copies: Block copies that come before anything is computed, in this order: one may read what an earlier one
             wrote, or write what an earlier one read.
-        num_blocks: The new size of the KV pool, from this step on, after the copies; None: as before.
+        num_blocks: The new size of the KV pool: it grows before the copies, or shrinks after them; None: as before.
     """
 
     sequences: tuple[ScheduledSequence, ...] = ()
