@@ -61,11 +61,11 @@ def oracle(
     return finished[:width]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     seed=st.integers(0, 10**9),
     width=st.integers(2, 6),
-    max_tokens=st.integers(1, 7),
+    max_tokens=st.integers(1, 9),
     num_stops=st.integers(0, 3),
     penalty=st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.0]),
     early=st.sampled_from(EARLY),
@@ -233,6 +233,24 @@ def test_step_max_tokens_ends_with_length_unless_the_last_token_stops() -> None:
         Hypothesis((4,), -0.5, FinishReason.LENGTH, None),
         Hypothesis((9,), -1.0, FinishReason.STOP, 9),
     ]
+
+
+def test_step_never_with_a_negative_penalty_counts_the_present_length() -> None:
+    beams = beam_search(length_penalty=-1.0, early_stopping="never")
+    beams.step([[(9, -1.0), (4, -1.1), (5, -1.2)]], [()])
+    # Worst finished: -1.6 * 2. The best that goes on would have -1.2 * 2 now, though -1.2 * 5 in the end.
+    step = beams.step([[(5, -0.1), (9, -0.5), (6, -2.0)], [(7, -2.0), (6, -3.0), (5, -4.0)]], [(4,), (5,)])
+    assert step.tokens == (5, 6)
+
+
+def test_step_only_the_width_best_finished_count() -> None:
+    beams = beam_search(length_penalty=0.0)
+    beams.step([[(9, -1.0), (4, -1.1), (5, -1.2)]], [()])
+    step = beams.step([[(5, -0.1), (9, -0.5), (6, -0.6)], [(7, -2.0), (6, -3.0), (5, -4.0)]], [(4,), (5,)])
+    assert step.tokens == (5, 6), "-1.2 beats -1.6, the second best of the finished"
+    step = beams.step([[(9, -0.1), (6, -0.3), (5, -4.0)], [(7, -2.0), (6, -3.0), (5, -4.0)]], [(4, 5), (4, 6)])
+    assert step == BeamStep((), ()), "-1.5 does not beat -1.3, which is the second best now"
+    assert [hypothesis.token_ids for hypothesis in beams.results(2)] == [(9,), (4, 5, 9)]
 
 
 @pytest.mark.parametrize("penalty", [1e6, -1e6, 1e308, -1e308])
