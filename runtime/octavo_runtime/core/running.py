@@ -66,7 +66,7 @@ class RunningSet:
         self._changed(sequence)
         cached = len(found) * self._block_size
         sequence.num_computed = sequence.num_planned = cached
-        sequence.num_published = len(found)
+        self._published(sequence, len(found))
         sequence.may_share_tail = False
         sequence.since = sequence.num_generated
         sequence.state = State.RUNNING
@@ -138,6 +138,7 @@ class RunningSet:
         """Gives back the slots that a running prompt kept for what it forks into."""
         self.slots -= sequence.slots - 1
         sequence.slots = 1
+        sequence.awaits_results = sequence.request.beams is not None
 
     def publish(self, sequence: Sequence) -> None:
         """Lets the cache find the blocks that have been filled: only now is their KV there."""
@@ -145,7 +146,7 @@ class RunningSet:
         hashes = sequence.hashes(full, self._block_size)
         for index in range(sequence.num_published, full):
             self.pool.publish(sequence.block_table[index], hashes[index])
-        sequence.num_published = full
+        self._published(sequence, full)
 
     def resize(self, num_blocks: int) -> None:
         """Changes the number of blocks; no fewer than are in use."""
@@ -177,6 +178,11 @@ class RunningSet:
 
     def _changed(self, sequence: Sequence) -> None:
         sequence.table = tuple(sequence.block_table)
+        sequence.capacity = len(sequence.table) * self._block_size
+
+    def _published(self, sequence: Sequence, count: int) -> None:
+        sequence.num_published = count
+        sequence.publish_at = (count + 1) * self._block_size
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_table)

@@ -123,8 +123,8 @@ class Scheduler:
         self._requests: dict[str, RequestState] = {}
         self._new = WaitingQueue()
         self._preempted = WaitingQueue()
-        # For each plan that was not applied yet: its sequences, with the epoch in which they were planned.
-        self._flights: deque[list[tuple[Sequence, int]]] = deque()
+        # For each plan that was not applied yet: its sequences, and the epochs in which they were planned.
+        self._flights: deque[tuple[list[Sequence], list[int]]] = deque()
         self._late: list[Event] = []
         self._num_blocks: int | None = None
         self._num_violations = 0
@@ -145,7 +145,7 @@ class Scheduler:
     def can_plan_ahead(self) -> bool:
         """Whether the next step may be planned while one runs: a beam search must see a step's result first."""
         return not self._num_beam_searches or all(
-            sequence.request.beams is None for flight in self._flights for sequence, _ in flight
+            sequence.request.beams is None for sequences, _ in self._flights for sequence in sequences
         )
 
     def add(self, request: Request) -> None:
@@ -169,7 +169,9 @@ class Scheduler:
             request=state,
             choice=0,
             token_ids=array("i", request.prompt_token_ids),
+            max_len=state.prompt_len + state.max_tokens,
             slots=request.sampling.width,
+            awaits_results=request.sampling.width > 1,
         )
         self._arrivals += 1
         prompt.key = self._key(prompt)
@@ -209,24 +211,38 @@ class Scheduler:
             self._end_a_time_slice(now)
         preemptions = running.num_preemptions
         decodes: list[Sequence] = []
+        growing: list[Sequence] = []
         prefills: list[Sequence] = []
         for sequence in running:
-            remaining = len(sequence.token_ids) + sequence.pending - sequence.num_planned
+            pending = sequence.pending
+            length = len(sequence.token_ids) + pending
+            remaining = length - sequence.num_planned
             if remaining > 1:
                 prefills.append(sequence)
-            elif remaining == 1 and not (sequence.pending and self._needs_result(sequence)):
+            # What follows a token that is not known yet may depend on it, and nothing follows the last one.
+            elif remaining == 1 and not (pending and (sequence.awaits_results or length >= sequence.max_len)):
                 decodes.append(sequence)
+                if sequence.num_planned >= sequence.capacity or sequence.may_share_tail:
+                    growing.append(sequence)
 
-        chosen = [(sequence, 1, sequence.epoch) for sequence in decodes]
-        for sequence in decodes:
+        epochs = [sequence.epoch for sequence in decodes]
+        for sequence in growing:
             # It may have become a victim of one before it.
             if sequence.state is State.RUNNING and not running.grow(sequence):
                 self._make_room_for(sequence)
 
         budget = self._budget(decodes) - len(decodes)
-        chosen += self._fill(prefills, budget, admits=running.num_preemptions == preemptions)
-        # Whoever lost its blocks since it was chosen is left out, even if it has some again.
-        planned = [(s, count) for s, count, epoch in chosen if s.epoch == epoch and s.state is State.RUNNING]
+        chunks = self._fill(prefills, budget, admits=running.num_preemptions == preemptions)
+        planned = [(sequence, 1) for sequence in decodes]
+        planned += [(sequence, count) for sequence, count, _ in chunks]
+        if running.num_preemptions != preemptions:
+            # Whoever lost its blocks since it was chosen is left out, even if it has some again.
+            epochs += [epoch for _, _, epoch in chunks]
+            planned = [
+                (sequence, count)
+                for (sequence, count), epoch in zip(planned, epochs, strict=True)
+                if sequence.epoch == epoch and sequence.state is State.RUNNING
+            ]
         if not planned and not self._flights and self._requests:
             planned = self._unblock()
         if planned:
@@ -234,7 +250,7 @@ class Scheduler:
         entries = tuple([self._entry(sequence, count) for sequence, count in planned])
         plan = StepPlan(entries, running.pool.take_copies(), self._take_resize())
         if plan.has_work:
-            self._flights.append([(sequence, sequence.epoch) for sequence, _ in planned])
+            self._flights.append(([s for s, _ in planned], [s.epoch for s, _ in planned]))
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> list[Event]:
@@ -251,31 +267,29 @@ class Scheduler:
         if not plan.has_work:
             return events
         tokens, logprobs, failed = result.tokens, result.logprobs, result.failed
-        block_size = self.block_size
-        context = 0
+        sequences, epochs = self._flights.popleft()
         offset = 0
-        for position, (entry, (sequence, epoch)) in enumerate(
-            zip(plan.sequences, self._flights.popleft(), strict=True)
-        ):
-            start, count = offset, entry.num_samples
+        for position, entry in enumerate(plan.sequences):
+            sequence = sequences[position]
+            count = entry.num_samples
+            start = offset
             offset += count
-            if sequence.epoch != epoch or sequence.state is not State.RUNNING:
+            if sequence.epoch != epochs[position] or sequence.state is not State.RUNNING:
                 continue
-            request = sequence.request
             sequence.num_computed += len(entry.token_ids)
-            if sequence.num_computed // block_size > sequence.num_published:
+            if sequence.num_computed >= sequence.publish_at:
                 self._running.publish(sequence)
             if not count:
                 continue
+            request = sequence.request
             sequence.pending -= 1
-            context += entry.num_computed
-            if position in failed:
+            if failed and position in failed:
                 events += self._fail(request, failed[position])
                 continue
             if count == 1 and request.sampling.width == 1:
                 # Nearly all of them: without the calls.
                 token, token_ids = tokens[start], sequence.token_ids
-                if token not in request.stops and len(token_ids) - request.prompt_len + 1 < request.max_tokens:
+                if token not in request.stops and len(token_ids) + 1 < sequence.max_len:
                     token_ids.append(token)
                     events.append(Event(request.request_id, (token,), None, None, request.num_cached_tokens or 0))
                     continue
@@ -286,6 +300,7 @@ class Scheduler:
                 events += self._violation(request, error)
             self._forget_if_done(request)
         if result.seconds > 0 and plan.sequences:
+            context = sum(entry.num_computed for entry in plan.sequences if entry.num_samples)
             self._step_time.observe(plan.num_tokens, context, result.seconds)
         if self.config.check_invariants:
             self.check_invariants()
@@ -385,12 +400,6 @@ class Scheduler:
         output = self._predictor.expected(generated, request.max_tokens) - generated
         work = (len(sequence.token_ids) + output * request.sampling.width) * self._prefill_seconds
         return ((request.arrival if since is None else since) + AGING * work, self._arrivals)
-
-    def _needs_result(self, sequence: Sequence) -> bool:
-        """Whether what follows a sequence's running step is not known before that has ended."""
-        request = sequence.request
-        is_last = sequence.num_generated + 1 >= request.max_tokens
-        return is_last or sequence.slots > 1 or request.beams is not None
 
     def _budget(self, decodes: list[Sequence]) -> int:
         """Tokens of this step."""

@@ -110,6 +110,7 @@ class Sequence:
         request: Whose.
         choice: Which of the request's answers.
         token_ids: Prompt and output so far.
+        max_len: Tokens at which it ends at the latest.
         state: Where it is.
         num_computed: Tokens whose KV is in `block_table`, by steps that were applied.
         num_planned: Tokens whose KV is there once all planned steps are through.
@@ -117,8 +118,11 @@ class Sequence:
         epoch: Counts the times it lost its blocks: what a step planned before brings for them does not count.
         block_table: Blocks by position; they cover all of `token_ids` once admitted.
         table: The same as a tuple, for plans.
+        capacity: Tokens that the blocks hold.
+        publish_at: Tokens computed at which another block is full.
         num_published: Leading blocks that the prefix cache knows, or that hold what it knows elsewhere.
         may_share_tail: Whether the block it writes next may be shared: it was forked since.
+        awaits_results: Whether what follows a token depends on which it is: a prompt that forks, a beam.
         slots: Of `max_num_seqs`, how many it takes: as many as it will fork into.
         lost: Tokens that were computed when it last lost its blocks.
         wanted: Hashes of the blocks that it lost, which the host keeps for it.
@@ -132,6 +136,7 @@ class Sequence:
     request: RequestState
     choice: int
     token_ids: array[int]
+    max_len: int
     state: State = State.WAITING
     num_computed: int = 0
     num_planned: int = 0
@@ -139,8 +144,11 @@ class Sequence:
     epoch: int = 0
     block_table: list[int] = field(default_factory=list)
     table: tuple[int, ...] = ()
+    capacity: int = 0
+    publish_at: int = 0
     num_published: int = 0
     may_share_tail: bool = False
+    awaits_results: bool = False
     slots: int = 1
     lost: int = 0
     wanted: list[bytes] = field(default_factory=list)
@@ -176,13 +184,17 @@ class Sequence:
             request=self.request,
             choice=choice,
             token_ids=self.token_ids[:],
+            max_len=self.max_len,
             state=self.state,
             num_computed=self.num_computed,
             num_planned=self.num_planned,
             block_table=self.block_table[:],
             table=self.table,
+            capacity=self.capacity,
+            publish_at=self.publish_at,
             num_published=self.num_published,
             may_share_tail=True,
+            awaits_results=self.request.beams is not None,
             since=self.since,
             key=self.key,
             logprob=self.logprob,
