@@ -136,3 +136,20 @@ def test_sample_narrow_logits(form: Any, dtype: torch.dtype) -> None:
     assert shares(form, [0.5, 0.25, 0.25], top_k=1) == [1, 0, 0]
     logits = torch.tensor([[4.0, 8.0, 2.0]], dtype=dtype)
     assert call(form, logits, [0.5, 0.1]) == [1, 1]
+
+
+def test_best_takes_the_first_of_equals(form: Any) -> None:
+    scores = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0], [-torch.inf, 0.0, -torch.inf, -torch.inf, -1.0, -2.0]])
+    values, tokens = form.best(scores, 4)
+    assert tokens.tolist() == [[1, 3, 2, 4], [1, 4, 5, 0]]
+    assert values.tolist() == [[3, 3, 2, 2], [0, -1, -2, -torch.inf]]
+
+
+@pytest.mark.parametrize("count", [1, 8, 1500])
+def test_best_cpu_equals_reference(count: int, generator: torch.Generator) -> None:
+    scores = torch.randn(5, 1500, generator=generator)
+    scores[2] = scores[2].round()  # many equals
+    scores[3] = 0.25
+    (values, tokens), (true_values, true_tokens) = cpu.best(scores, count), reference.best(scores, count)
+    assert torch.equal(tokens, true_tokens)
+    assert torch.equal(values, true_values)

@@ -1,4 +1,4 @@
-"""Draws the next token of each row of logits. README.md has the order of the filters."""
+"""The next token of each row of logits, drawn, or its best ones. README.md has the order of the filters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from octavo_kernels.dispatch import form
 
-__all__ = ["NOT_FINITE", "sample"]
+__all__ = ["NOT_FINITE", "best", "sample"]
 
 NOT_FINITE = -1
 
@@ -35,4 +35,18 @@ def sample(
     result: torch.Tensor = form("sampling", logits.device.type).sample(
         logits, temperature, top_k, top_p, min_p, uniform
     )
+    return result
+
+
+def best(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest numbers of each row, largest first; of equals the first in the row.
+
+    Args:
+        scores: [rows, vocabulary], float32, without NaN.
+        count: How many: at most the vocabulary.
+
+    Returns:
+        The numbers, [rows, count], and where they stand, int64.
+    """
+    result: tuple[torch.Tensor, torch.Tensor] = form("sampling", scores.device.type).best(scores, count)
     return result

@@ -6,7 +6,7 @@ import torch
 
 from octavo_kernels.sampling.reference import MIN_TEMPERATURE, NOT_FINITE
 
-__all__ = ["sample"]
+__all__ = ["best", "sample"]
 
 # top_p looks among this many of a row's likeliest tokens; for a row where they do not suffice, among 16 times as many.
 _CANDIDATES = 256
@@ -58,3 +58,15 @@ def _filter(likelihood: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, 
         kept = rows[enough]
         likelihood[kept] *= likelihood[kept] >= largest.gather(1, last)[enough]
         rows, candidates = rows[~enough], min(candidates * 16, likelihood.shape[1])
+
+
+def best(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See octavo_kernels.sampling."""
+    # topk leaves open which of equals it takes: it only tells the bound, and the few above and at it are sorted.
+    bounds = scores.topk(count, dim=-1).values[:, -1]
+    values, tokens = scores.new_empty(len(scores), count), bounds.new_empty((len(scores), count), dtype=torch.int64)
+    for row, bound in enumerate(bounds):
+        kept = (scores[row] >= bound).nonzero()[:, 0]
+        largest, order = scores[row, kept].sort(descending=True, stable=True)
+        values[row], tokens[row] = largest[:count], kept[order[:count]]
+    return values, tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["MIN_TEMPERATURE", "sample"]
+__all__ = ["MIN_TEMPERATURE", "best", "sample"]
 
 NOT_FINITE = -1
 # Colder is greedy in all but name; the bound keeps the division in float32's range.
@@ -25,6 +25,12 @@ def sample(
         for row, *parameters in zip(logits, temperature, top_k, top_p, min_p, uniform, strict=True)
     ]
     return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+
+
+def best(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See octavo_kernels.sampling."""
+    values, tokens = scores.sort(dim=-1, descending=True, stable=True)
+    return values[:, :count], tokens[:, :count]
 
 
 def _sample_row(row: torch.Tensor, temperature: float, top_k: float, top_p: float, min_p: float, uniform: float) -> int:
