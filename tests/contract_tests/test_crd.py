@@ -137,7 +137,12 @@ def test_crd_extra_args_refuse_each_flag_of_the_contract() -> None:
     (pattern,) = re.findall(r"matches\('(.*)'\)", rule)
     free = {flag for flag in flags if not re.match(pattern, flag) and not re.match(pattern, f"{flag}=1")}
     assert len(flags) > 12
-    assert free == {"--max-connection-age", "--max-num-queued-reqs", "--step-timeout", "--log-level"}
+    assert free == {
+        "--admission-policy", "--async-scheduling", "--no-async-scheduling", "--check-invariants",
+        "--kv-cache-memory-max", "--log-level", "--max-connection-age", "--max-num-queued-reqs",
+        "--max-num-queued-tokens", "--record-trace", "--step-timeout", "--target-itl-ms", "--target-ttft-ms",
+        "--time-slice-tokens",
+    }  # fmt: skip
 
 
 def test_crd_pod_spec_passes_on_core_v1_names() -> None:

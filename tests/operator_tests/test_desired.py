@@ -47,7 +47,8 @@ EVERYTHING: dict[str, Any] = {
         "maxNumBatchedTokens": 1024,
         "blockSize": 32,
         "gpuMemoryUtilization": "0.85",
-        "schedulingPolicy": "fcfs",
+        "swapSpace": "8Gi",
+        "schedulingPolicy": "priority",
         "enablePrefixCaching": False,
         "extraArgs": ["--max-connection-age=30"],
         "env": [
@@ -173,6 +174,13 @@ def test_serve_arguments_model_path(uri: str, path: str, claim: str | None) -> N
 )
 def test_serve_arguments_prefix_caching(enabled: bool, flag: str) -> None:
     assert serve_arguments(parsed(runtime={"enablePrefixCaching": enabled}))[-1] == flag
+
+
+def test_serve_arguments_scheduling_and_swap() -> None:
+    arguments = serve_arguments(parsed(runtime={"schedulingPolicy": "shortest-first", "swapSpace": "1.5Gi"}))
+    assert {"--scheduling-policy=shortest-first", "--swap-space=1.5Gi"} <= set(arguments)
+    assert "--swap-space=0" in serve_arguments(parsed(runtime={"swapSpace": 0}))
+    assert not any("swap" in one or "policy" in one for one in serve_arguments(parsed(runtime={})))
 
 
 @pytest.mark.parametrize(("drain", "grace"), [(0, 15), (45, 60), (120, 135), (3600, 3615)])

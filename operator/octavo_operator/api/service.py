@@ -53,7 +53,8 @@ class Runtime(_Fields):
     block_size: int | None = None
     gpu_memory_utilization: str | None = None
     kv_cache_memory: int | str | None = None
-    scheduling_policy: Literal["fcfs"] | None = None
+    swap_space: int | str | None = None
+    scheduling_policy: Literal["fcfs", "shortest-first", "priority", "slo"] | None = None
     enable_prefix_caching: bool | None = None
     extra_args: tuple[str, ...] = ()
     env: tuple[dict[str, Any], ...] = ()

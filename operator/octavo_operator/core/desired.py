@@ -80,6 +80,8 @@ def serve_arguments(service: InferenceService) -> list[str]:
         "block-size": runtime.block_size,
         "gpu-memory-utilization": runtime.gpu_memory_utilization,
         "kv-cache-memory": runtime.kv_cache_memory,
+        "swap-space": runtime.swap_space,
+        "scheduling-policy": runtime.scheduling_policy,
         "port": PORT,
         "shutdown-timeout": service.spec.rollout.drain_seconds,
     }
