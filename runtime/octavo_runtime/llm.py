@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -18,61 +17,103 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from octavo_runtime.domain import EngineConfig, EngineInfo, Request, SamplingParams
 from octavo_runtime.engine.loop import EngineCore
 from octavo_runtime.errors import InvalidRequest
+from octavo_runtime.settings import check_together, check_values, engine_config
 from octavo_runtime.text.admission import admit
-from octavo_runtime.text.output import OutputText
+from octavo_runtime.text.output import Delta, OutputText
 from octavo_runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # it brings torch, which only LLM(model) needs
     from octavo_runtime.engine.executor import Executor
 
-__all__ = ["LLM", "RequestOutput"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput"]
 
 _SHOW_AFTER = 1.0  # seconds: what is done sooner needs no progress bar
-
-_DTYPES = ("auto", "float32", "float16", "bfloat16")
-_ALLOWED: dict[str, tuple[object, ...]] = {
-    "device": ("auto", "cpu", "cuda"),
-    "dtype": _DTYPES,
-    "kv_cache_dtype": _DTYPES,
-    "block_size": (8, 16, 32),
-    "enable_prefix_caching": (True, False),
-}
-_POSITIVE = frozenset({"max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"})
 
 Prompt = str | Sequence[int]
 Chat = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What became of one prompt.
+class CompletionOutput:
+    """One answer.
 
     Attributes:
-        prompt_token_ids: The prompt as the model saw it.
+        index: Its number among the answers to the prompt; where they are ranked (best_of, beam search), 0 is the best.
         text: The answer, without the stop string or end of sequence.
         token_ids: The answer's tokens, with them.
         finish_reason: stop, length or error.
         stop_reason: The stop string or stop token of the request that ended it; None for an end of sequence.
-        num_cached_tokens: Prompt tokens found in the prefix cache.
-        error: A sentence, when the reason is error.
     """
 
-    prompt_token_ids: tuple[int, ...]
+    index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
     stop_reason: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What became of one prompt. The properties are those of the first answer: most requests have one.
+
+    Attributes:
+        prompt_token_ids: The prompt as the model saw it.
+        outputs: The n answers.
+        num_cached_tokens: Prompt tokens found in the prefix cache.
+        error: A sentence, when a finish reason is error.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
     num_cached_tokens: int
     error: str | None
+
+    @property
+    def text(self) -> str:
+        """Text of the first answer."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens of the first answer."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the first answer ended."""
+        return self.outputs[0].finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token that ended the first answer."""
+        return self.outputs[0].stop_reason
 
 
 @dataclass(slots=True)
 class _Answer:
-    request: Request
     output: OutputText
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    result: RequestOutput | None = None
+    end: Delta | None = None
+
+    def whole(self, index: int) -> CompletionOutput:
+        assert self.end is not None, "the engine lost an answer"
+        assert self.end.finish_reason is not None
+        return CompletionOutput(
+            index, "".join(self.texts), tuple(self.token_ids), self.end.finish_reason.value, self.end.stop_reason
+        )
+
+
+@dataclass(slots=True)
+class _Running:
+    request: Request
+    answers: list[_Answer]
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+    def whole(self) -> RequestOutput:
+        outputs = tuple(answer.whole(index) for index, answer in enumerate(self.answers))
+        return RequestOutput(self.request.prompt_token_ids, outputs, self.num_cached_tokens, self.error)
 
 
 class LLM:
@@ -85,18 +126,22 @@ class LLM:
     Args:
         model: Directory of the model.
         executor: One that is loaded already; None: load the model's weights.
-        settings: Fields of `EngineConfig`, such as dtype, max_model_len or kv_cache_memory (bytes).
+        settings: The flags of `octavo serve` that concern the engine, such as dtype, max_num_seqs, scheduling_policy
+            or kv_cache_memory (bytes).
 
     Raises:
         TypeError: A setting that does not exist.
         ValueError: A value that is not allowed.
-        StartError: The model cannot be loaded; the class tells the cause.
+        StartError: Settings contradict each other, or the model cannot be loaded; the class tells the cause.
     """
 
     def __init__(self, model: str | Path, *, executor: Executor | None = None, **settings: Any) -> None:
-        config = EngineConfig(model=str(model), **_known(settings))
+        check_values(settings)
+        check_together(settings)
+        config = engine_config(str(model), settings)
         self._tokenizer = Tokenizer(Path(model))
         self._numbers = itertools.count()
+        self._config = config
         self._core = EngineCore(executor or _load(config), config)
 
     @property
@@ -166,45 +211,49 @@ class LLM:
             sampling = list(sampling_params)
             if len(sampling) != len(prompts):
                 raise InvalidRequest(f"there are {len(prompts)} prompts, but {len(sampling)} sampling_params")
-        answers = {
-            request.request_id: _Answer(request, OutputText(self._tokenizer, request.sampling))
-            for request in [
-                admit(str(next(self._numbers)), prompt, each, self.info, arrival=time.monotonic())
-                for prompt, each in zip(prompts, sampling, strict=True)
-            ]
+        requests = [
+            admit(str(next(self._numbers)), prompt, each, self.info, self._config.scheduler, arrival=time.monotonic())
+            for prompt, each in zip(prompts, sampling, strict=True)
+        ]
+        running = {
+            request.request_id: _Running(
+                request, [_Answer(OutputText(self._tokenizer, request.sampling)) for _ in range(request.sampling.n)]
+            )
+            for request in requests
         }
+        total = sum(request.sampling.n for request in requests)
+        ended = 0
         try:
-            for answer in answers.values():
-                self._core.add(answer.request)
+            for request in requests:
+                self._core.add(request)
             with _Bar(wanted=progress) as bar:
                 while self._core.has_work:
-                    self._step(answers)
-                    ended = sum(answer.result is not None for answer in answers.values())
-                    bar.show("generating", ended, len(answers))
+                    ended += self._step(running)
+                    bar.show("generating", ended, total)
         finally:
-            for request_id in answers:  # after Ctrl-C the engine goes on without them
-                self._core.abort(request_id)
-        results = [answer.result for answer in answers.values()]
-        assert all(result is not None for result in results), "the engine lost a request"
-        return [result for result in results if result is not None]
+            for request in requests:  # after Ctrl-C the engine goes on without them
+                self._core.abort(request.request_id)
+        return [each.whole() for each in running.values()]
 
-    def _step(self, answers: dict[str, _Answer]) -> None:
+    def _step(self, running: dict[str, _Running]) -> int:
+        """Takes one step; returns how many answers ended with it."""
+        ended = 0
         for event in self._core.step().events:
-            answer = answers[event.request_id]
+            each = running[event.request_id]
+            answer = each.answers[event.choice]
+            if answer.end is not None:
+                continue  # on their way when a stop string had ended the answer
             delta = answer.output.push(event)
             answer.texts.append(delta.text)
             answer.token_ids += delta.token_ids
+            each.num_cached_tokens = max(each.num_cached_tokens, event.num_cached_tokens)
+            each.error = each.error or delta.error
             if delta.finish_reason is not None:
-                self._core.abort(event.request_id)  # does nothing where the engine ended it
-                answer.result = RequestOutput(
-                    prompt_token_ids=answer.request.prompt_token_ids,
-                    text="".join(answer.texts),
-                    token_ids=tuple(answer.token_ids),
-                    finish_reason=delta.finish_reason.value,
-                    stop_reason=delta.stop_reason,
-                    num_cached_tokens=event.num_cached_tokens,
-                    error=delta.error,
-                )
+                answer.end = delta
+                ended += 1
+                if event.finish_reason is None:
+                    self._core.abort(event.request_id, event.choice)
+        return ended
 
 
 class _Bar:
@@ -244,21 +293,3 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, str) or (prompts and all(isinstance(item, int) for item in prompts)):
         return [prompts]  # type: ignore[list-item] # one prompt
     return prompts  # type: ignore[return-value] # a list of them
-
-
-def _known(settings: dict[str, Any]) -> dict[str, Any]:
-    names = [each.name for each in fields(EngineConfig) if each.name != "model"]
-    for name in settings:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-            raise TypeError(f"LLM has no setting {name}: {hint}")
-    for name, value in settings.items():
-        allowed = _ALLOWED.get(name)
-        if allowed is not None and value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
-        if name in _POSITIVE and value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"{name} must be a whole number, 1 or more, not {value!r}")
-    if not 0 < settings.get("gpu_memory_utilization", 1) <= 1:
-        raise ValueError(f"gpu_memory_utilization must be in (0, 1], not {settings['gpu_memory_utilization']!r}")
-    return settings

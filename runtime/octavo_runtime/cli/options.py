@@ -40,9 +40,16 @@ class SectionedCommand(click.Command):
 
 
 class Quantity(click.ParamType[int]):
-    """Bytes, plainly or as a Kubernetes quantity: 4294967296, 4Gi, 1.5Gi, 500M."""
+    """Bytes, plainly or as a Kubernetes quantity: 4294967296, 4Gi, 1.5Gi, 500M.
+
+    Args:
+        or_none: Whether 0 is an amount, too.
+    """
 
     name = "quantity"
+
+    def __init__(self, *, or_none: bool = False) -> None:
+        self._or_none = or_none
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Returns bytes."""
@@ -52,7 +59,7 @@ class Quantity(click.ParamType[int]):
         if match is None or match[2] not in _SUFFIXES:
             self.fail(f"{value!r} is no amount of bytes; write it as 4294967296, 4Gi, 512Mi or 4G", param, ctx)
         size = int(float(match[1]) * _SUFFIXES[match[2]]) if "." in match[1] else int(match[1]) * _SUFFIXES[match[2]]
-        if size == 0:
+        if size == 0 and not self._or_none:
             self.fail(f"{value!r} is nothing at all", param, ctx)
         return size
 

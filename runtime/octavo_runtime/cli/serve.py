@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import click
 
 from octavo_runtime.cli.options import AutoInt, Quantity, SectionedCommand, SectionedOption
-from octavo_runtime.errors import BadFlags, ModelNotFound
+from octavo_runtime.errors import ModelNotFound
+from octavo_runtime.settings import check_together, engine_config
 
 __all__ = ["serve"]
 
 _model = partial(click.option, cls=SectionedOption, section="Model")
 _memory = partial(click.option, cls=SectionedOption, section="Memory and batching")
+_schedule = partial(click.option, cls=SectionedOption, section="Scheduling")
 _http = partial(click.option, cls=SectionedOption, section="HTTP")
 _life = partial(click.option, cls=SectionedOption, section="Life of the process")
 
@@ -50,12 +53,31 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     help="Memory for the KV cache, such as 4Gi; on a GPU instead of --gpu-memory-utilization.",
 )
 @_memory(
+    "--kv-cache-memory-max",
+    type=Quantity(),
+    show_default="no resizing",
+    help="Let POST /kv_cache_memory resize the KV cache while the server runs, up to this size. For the operators of "
+    "the server: whoever reaches the port can use it.",
+)
+@_memory(
+    "--swap-space",
+    type=Quantity(or_none=True),
+    default=0,
+    help="Host memory for KV blocks that had to make room, such as 4Gi; 0: none. What was put there is copied back "
+    "instead of computed again, where copying is faster.",
+)
+@_memory(
     "--gpu-memory-utilization",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.9,
     help="Share of the GPU's memory for weights and KV cache together.",
 )
-@_memory("--max-num-seqs", type=click.IntRange(min=1), default=64, help="Most requests that run at once.")
+@_memory(
+    "--max-num-seqs",
+    type=click.IntRange(min=1),
+    default=64,
+    help="Most sequences that run at once; a request has as many as it has answers or beams.",
+)
 @_memory(
     "--max-num-batched-tokens",
     type=click.IntRange(min=1),
@@ -68,13 +90,66 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     default=True,
     help="Keep the KV of finished requests for others that begin with the same tokens.",
 )
+@_schedule(
+    "--scheduling-policy",
+    type=click.Choice(["fcfs", "shortest-first", "priority", "slo"]),
+    default="fcfs",
+    help="Who goes first. fcfs: first come, first served. shortest-first: short requests, by prompt and predicted "
+    "answer, before long ones, which age and so get their turn. priority: the lower number in the request's field "
+    "priority, whatever runs. slo: as fcfs, with steps kept so short that running streams keep --target-itl-ms.",
+)
+@_schedule(
+    "--admission-policy",
+    type=click.Choice(["expected", "never-evict", "max-utilization"]),
+    default="expected",
+    help="When a request may start. expected: when there will be room for what all are predicted to write. "
+    "never-evict: when there is room for all that they could write, so that none ever makes room for another. "
+    "max-utilization: when there is room now.",
+)
+@_schedule(
+    "--async-scheduling/--no-async-scheduling",
+    default=True,
+    help="Plan a step while the one before it runs. The answers are the same without.",
+)
+@_schedule(
+    "--time-slice-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    help="With shortest-first: output tokens after which a running request gives way to a shorter one that waits; 0: "
+    "never.",
+)
+@_schedule(
+    "--target-ttft-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    default=500,
+    help="With slo: the time to the first token that requests should have.",
+)
+@_schedule(
+    "--target-itl-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    default=50,
+    help="With slo: the time between two tokens that running streams should keep. Shorter: smoother streams, slower "
+    "prompts.",
+)
+@_schedule(
+    "--check-invariants",
+    is_flag=True,
+    help="Check the scheduler's state after each step, and end the server where it is wrong. Slow; to find faults.",
+)
 @_http("--host", default="0.0.0.0", help="Address to listen on.")  # noqa: S104 - a server in a pod is reached from outside
 @_http("--port", type=click.IntRange(0, 65535), default=8000, help="Port to listen on; 0 picks a free one.")
 @_http(
     "--max-num-queued-reqs",
     type=click.IntRange(min=0),
     default=1024,
-    help="Requests that may wait beyond those that run; more are refused with 429.",
+    help="Requests that may wait beyond those that run; more are refused with 503.",
+)
+@_http(
+    "--max-num-queued-tokens",
+    type=click.IntRange(min=1),
+    show_default="no limit",
+    help="Prompt tokens that may wait for their first answer token; requests beyond are refused with 503, unless none "
+    "waits.",
 )
 @_http(
     "--max-connection-age",
@@ -102,6 +177,13 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     help="File for the JSON message that says why the process failed.",
 )
 @_life(
+    "--record-trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Record when requests came and how long they were, without texts, for `octavo replay`; an existing FILE is "
+    "replaced.",
+)
+@_life(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -120,27 +202,23 @@ def serve(ctx: click.Context, /, model: Path, served_model_name: str | None, log
     """  # noqa: D301 - click wants a backspace, not its letters
     del flags["termination_log"]  # read by `run`, which also reports flags that do not parse
     _check_directory(model)
-    if flags["max_num_batched_tokens"] < flags["max_num_seqs"]:
-        raise BadFlags(
-            f"--max-num-batched-tokens {flags['max_num_batched_tokens']} is less than --max-num-seqs "
-            f"{flags['max_num_seqs']}: not all of them could get a token in a step",
-            hint="Raise the former or lower the latter.",
-        )
+    given = {
+        name: value
+        for name, value in flags.items()
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    }
+    check_together(given, lambda name: f"--{name.replace('_', '-')}")
     import uvloop
 
-    from octavo_runtime.domain import EngineConfig
     from octavo_runtime.ipc.client import ENGINE_COMMAND
     from octavo_runtime.logs import set_up_logging
     from octavo_runtime.server import serve as server
     from octavo_runtime.server.settings import ServerConfig
 
     set_up_logging(log_level)
-    http = {
-        name: flags.pop(name)
-        for name in ("host", "port", "max_num_queued_reqs", "max_connection_age", "shutdown_timeout", "step_timeout")
-    }
+    http = {each.name: flags[each.name] for each in fields(ServerConfig) if each.name in flags}
     config = ServerConfig(served_model_name=served_model_name or model.resolve().name, **http)
-    engine = EngineConfig(model=str(model), **flags)
+    engine = engine_config(str(model), flags)
     uvloop.run(server.serve(config, engine, engine_command=ctx.obj or ENGINE_COMMAND))
 
 

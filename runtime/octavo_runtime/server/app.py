@@ -24,12 +24,15 @@ from octavo_runtime.server.errors import Unavailable, error_body, error_response
 from octavo_runtime.server.generation import Generation
 from octavo_runtime.server.metrics import Metrics
 from octavo_runtime.server.prompts import Prompts
+from octavo_runtime.server.queue import Queue
+from octavo_runtime.server.recording import Recording
 from octavo_runtime.server.settings import ServerConfig
 from octavo_runtime.server.wire import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerationRequest,
+    KvCacheMemoryRequest,
     TokenizeRequest,
     parse,
 )
@@ -52,19 +55,22 @@ class Server:
         config: The server's settings.
         client: The engine, started or about to be.
         metrics: Fed by this server and the client.
+        recording: Fed by this server.
 
     Attributes:
         prompts: Set once the tokenizer is loaded; with `client.info` it makes the server ready.
         draining: Set when no new requests are to be taken.
     """
 
-    def __init__(self, config: ServerConfig, client: EngineClient, metrics: Metrics) -> None:
+    def __init__(self, config: ServerConfig, client: EngineClient, metrics: Metrics, recording: Recording) -> None:
         self.prompts: Prompts | None = None
         self.draining = False
         self._config = config
         self._client = client
         self._metrics = metrics
+        self._recording = recording
         self._created = int(time.time())
+        self._queue = Queue()
         self._num_active = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -79,6 +85,8 @@ class Server:
         app.router.add_get("/v1/models/{model:.+}", self._one_model)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/detokenize", self._detokenize)
+        if self._client.config.kv_cache_memory_max is not None:
+            app.router.add_post("/kv_cache_memory", self._resize)
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/health", self._readyz)
@@ -134,14 +142,32 @@ class Server:
     ) -> web.StreamResponse:
         sampling = body.sampling()
         requests = [
-            admit(f"{answers.id}-{index}", prompt, sampling, self._info, arrival=arrival, param=param)
+            admit(
+                f"{answers.id}-{index}",
+                prompt,
+                sampling,
+                self._info,
+                self._client.config.scheduler,
+                arrival=arrival,
+                param=param,
+                cache_salt=body.cache_salt or "",
+                priority=body.priority or 0,
+            )
             for index, prompt in enumerate(prompts)
         ]
         self._check_queue(requests)
-        generation = Generation(requests, client=self._client, tokenizer=self._text.tokenizer, metrics=self._metrics)
-        if body.stream:
-            return await self._stream(request, generation, answers)
-        return await self._whole(generation, answers)
+        with self._queue.holding(requests):
+            generation = Generation(
+                requests,
+                client=self._client,
+                tokenizer=self._text.tokenizer,
+                metrics=self._metrics,
+                queue=self._queue,
+                recording=self._recording,
+            )
+            if body.stream:
+                return await self._stream(request, generation, answers)
+            return await self._whole(generation, answers)
 
     async def _whole(self, generation: Generation, answers: CompletionAnswers | ChatAnswers) -> web.Response:
         texts: list[list[str]] = [[] for _ in generation.answers]
@@ -223,15 +249,20 @@ class Server:
                 self._idle.set()
 
     def _check_queue(self, requests: Sequence[Request]) -> None:
-        limit = self._client.config.max_num_seqs + self._config.max_num_queued_reqs
+        limit = self._client.config.scheduler.max_num_seqs + self._config.max_num_queued_reqs
         if len(requests) > limit:
             raise InvalidRequest(f"prompt holds {len(requests)} prompts; at most {limit} are allowed", param="prompt")
-        if self._client.num_open + len(requests) > limit:
-            raise self._refusal("the queue is full", code="queue_full", status=429)
+        is_full = self._client.num_open + len(requests) > limit
+        if self._config.max_num_queued_tokens is not None and len(self._queue):
+            tokens = self._queue.num_tokens + sum(len(request.prompt_token_ids) for request in requests)
+            is_full = is_full or tokens > self._config.max_num_queued_tokens
+        if is_full:
+            retry_after = self._queue.retry_after(time.monotonic())
+            raise self._refusal("the queue is full", code="queue_full", retry_after=retry_after)
 
-    def _refusal(self, message: str, *, code: str, status: int = 503) -> Unavailable:
+    def _refusal(self, message: str, *, code: str, retry_after: int = 5) -> Unavailable:
         self._metrics.refused(code)
-        return Unavailable(message, code=code, status=status)
+        return Unavailable(message, code=code, retry_after=retry_after)
 
     def _check_model(self, model: str | None) -> None:
         served = self._config.served_model_name
@@ -278,6 +309,14 @@ class Server:
             if wrong:
                 raise InvalidRequest(f"tokens holds id {wrong[0]}, which this model does not have", param="tokens")
             return _json({"prompt": await self._text.decode(body.tokens)})
+
+    # --- the operator of this server
+
+    async def _resize(self, request: web.Request) -> web.Response:
+        with self._admitted():
+            body = parse(await _read_json(request), KvCacheMemoryRequest)
+            info = await self._client.resize(body.bytes)
+            return _json({"bytes": info.num_blocks * info.block_bytes, "num_blocks": info.num_blocks})
 
     # --- models, probes, metrics
 

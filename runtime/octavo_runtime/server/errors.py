@@ -21,15 +21,13 @@ class Unavailable(OctavoError):
     Attributes:
         message: Why.
         code: A stable word for it.
-        status: 429 when this replica is overloaded, else 503.
         retry_after: Seconds.
     """
 
-    def __init__(self, message: str, *, code: str, status: int = 503, retry_after: int = 5) -> None:
+    def __init__(self, message: str, *, code: str, retry_after: int) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
-        self.status = status
         self.retry_after = retry_after
 
 
@@ -47,12 +45,7 @@ def error_response(
     headers: dict[str, str] | None = None,
 ) -> web.Response:
     """An error as an answer of its own."""
-    if status == web.HTTPTooManyRequests.status_code:
-        kind = "rate_limit_error"
-    elif status >= web.HTTPInternalServerError.status_code:
-        kind = "server_error"
-    else:
-        kind = "invalid_request_error"
+    kind = "server_error" if status >= web.HTTPInternalServerError.status_code else "invalid_request_error"
     body = msgspec.json.encode(error_body(message, kind=kind, param=param, code=code))
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
@@ -66,7 +59,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return error_response(error.status, error.message, param=error.param, code=error.code)
     except Unavailable as error:
         headers = {"Retry-After": str(error.retry_after)}
-        return error_response(error.status, error.message, code=error.code, headers=headers)
+        return error_response(503, error.message, code=error.code, headers=headers)
     except web.HTTPRequestEntityTooLarge:
         limit = request.client_max_size
         return error_response(413, f"the body is larger than the {limit} bytes that this server takes")

@@ -53,30 +53,51 @@ class Metrics:
             metric = Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets)
             return metric.labels(model_name)
 
-        self._running = gauge("vllm:num_requests_running", "Requests that hold KV blocks")
+        self._running = gauge("vllm:num_requests_running", "Sequences that hold KV blocks; a request has one or more")
         waiting = gauge("vllm:num_requests_waiting", "Requests that wait for their first or next step")
         # What the engine has not heard of yet waits too: a long step must not hide a queue.
-        waiting.set_function(lambda: max(0, client.num_open - (self._last.num_running if self._last else 0)))
+        waiting.set_function(
+            lambda: (
+                max(client.num_open - self._last.num_running, self._last.num_waiting) if self._last else client.num_open
+            )
+        )
         usage = "Share of KV blocks in use by requests, 0-1; cached blocks that nobody uses count as free"
         self._usage = (gauge("vllm:kv_cache_usage_perc", usage), gauge("vllm:gpu_cache_usage_perc", usage))
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that got their first token")
         self._generation_tokens = counter("vllm:generation_tokens", "Output tokens")
-        self._preemptions = counter("vllm:num_preemptions", "Times that a running request lost its blocks")
-        self._prefix_queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
-        self._prefix_hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self._host_usage = gauge("octavo:host_cache_usage_perc", "Share of the host tier's blocks in use, 0-1")
+        self._num_blocks = gauge("octavo:kv_cache_blocks", "Blocks in the KV pool")
+        # Field of SchedulerStats -> its counter.
+        self._counts = {
+            "num_preemptions": counter("vllm:num_preemptions", "Times that a running sequence lost its blocks"),
+            "prefix_queries": counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache"),
+            "prefix_hits": counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache"),
+            "num_recomputed_tokens": counter("octavo:recomputed_tokens", "Tokens computed again after a preemption"),
+            "num_swapped_out": counter("octavo:swapped_out_blocks", "KV blocks copied to the host"),
+            "num_swapped_in": counter("octavo:swapped_in_blocks", "KV blocks copied back from the host"),
+            "num_invariant_violations": counter(
+                "octavo:invariant_violations", "Requests ended because the scheduler's state contradicted itself"
+            ),
+            "num_predictions": counter("octavo:predictions", "Answers whose length had been predicted"),
+            "predicted_tokens": counter("octavo:predicted_tokens", "Sum of the lengths predicted for them"),
+            "predicted_actual_tokens": counter("octavo:predicted_actual_tokens", "Sum of the lengths that they had"),
+            "num_within_p90": counter(
+                "octavo:predictions_within_p90", "Of them, those no longer than their predicted 90th percentile"
+            ),
+        }
         finished = Counter(
             "vllm:request_success",
-            "Requests by how they ended",
+            "Answers by how they ended",
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
         self._finished = {reason: finished.labels(model_name, reason.value) for reason in FinishReason}
         self._ttft = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token", _TTFT)
-        self._itl = histogram("vllm:inter_token_latency_seconds", "Between two tokens of a request", _ITL)
+        self._itl = histogram("vllm:inter_token_latency_seconds", "Between two tokens of an answer", _ITL)
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token", _E2E)
         self._iteration = histogram("vllm:iteration_tokens_total", "Tokens computed in one step", _TOKENS)
         self._refused = Counter(
-            "octavo:requests_refused", "Requests that got 429 or 503", ["model_name", "code"], registry=self.registry
+            "octavo:requests_refused", "Requests that got 503", ["model_name", "code"], registry=self.registry
         )
         self.registry.register(_Engine(model_name, client))
 
@@ -87,11 +108,12 @@ class Metrics:
             "block_size": str(info.block_size),
             "num_gpu_blocks": str(info.num_blocks),
             "cache_dtype": info.kv_cache_dtype,
-            "enable_prefix_caching": str(config.enable_prefix_caching),
+            "enable_prefix_caching": str(config.scheduler.enable_prefix_caching),
             "gpu_memory_utilization": str(config.gpu_memory_utilization),
         }
         text = "The KV cache; the value is always 1"
         Gauge("vllm:cache_config_info", text, list(labels), registry=self.registry).labels(**labels).set(1)
+        self._num_blocks.set(info.num_blocks)
 
     def step(self, step: Step) -> None:
         """Takes in one step of the engine."""
@@ -102,9 +124,11 @@ class Metrics:
             usage.set(stats.kv_cache_usage)
         if step.num_tokens:
             self._iteration.observe(step.num_tokens)
-        self._preemptions.inc(stats.num_preemptions - (last.num_preemptions if last else 0))
-        self._prefix_queries.inc(stats.prefix_queries - (last.prefix_queries if last else 0))
-        self._prefix_hits.inc(stats.prefix_hits - (last.prefix_hits if last else 0))
+        self._host_usage.set(stats.host_cache_usage)
+        self._num_blocks.set(stats.num_blocks)
+        for name, counter in self._counts.items():
+            if new := getattr(stats, name) - (getattr(last, name) if last else 0):
+                counter.inc(new)
 
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
         """A request got its first token."""
@@ -112,15 +136,15 @@ class Metrics:
         self._prompt_tokens.inc(prompt_tokens)
 
     def next_token(self, seconds: float) -> None:
-        """A request got a further token."""
+        """An answer got a further token."""
         self._itl.observe(seconds)
 
     def tokens(self, count: int) -> None:
-        """A request got so many tokens, first or further."""
+        """An answer got so many tokens, first or further."""
         self._generation_tokens.inc(count)
 
     def finished(self, reason: FinishReason, seconds: float) -> None:
-        """A request ended; each does so once."""
+        """An answer ended; each does so once."""
         self._finished[reason].inc()
         self._e2e.observe(seconds)
 

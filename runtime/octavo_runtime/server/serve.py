@@ -19,6 +19,7 @@ from octavo_runtime.server.app import Server
 from octavo_runtime.server.loading import LoadingDisplay
 from octavo_runtime.server.metrics import Metrics
 from octavo_runtime.server.prompts import Prompts
+from octavo_runtime.server.recording import Recording
 from octavo_runtime.server.settings import ServerConfig
 from octavo_runtime.text.tokenizer import Tokenizer
 
@@ -59,6 +60,9 @@ class Service:
         engine: The engine's settings.
         engine_command: The engine's program; tests give their own.
 
+    Raises:
+        BadFlags: The trace cannot be written.
+
     Attributes:
         client: The engine's end.
         ready: Set once the model is loaded.
@@ -73,7 +77,8 @@ class Service:
         self.port = config.port
         self._config = config
         self._metrics = Metrics(config.served_model_name, self.client)
-        self._server = Server(config, self.client, self._metrics)
+        self._recording = Recording(config.record_trace)
+        self._server = Server(config, self.client, self._metrics, self._recording)
         self.client.on_step = self._metrics.step
         # The handler of a client that is gone is cancelled: that aborts its requests.
         self._runner = web.AppRunner(
@@ -110,6 +115,7 @@ class Service:
             self._server.prompts = Prompts(await asyncio.to_thread(Tokenizer, Path(self.client.config.model)))
             info = await self.client.ready()
         self._metrics.loaded(info, self.client.config)
+        self._recording.loaded(info, self.client.config)
         name, url = self._config.served_model_name, f"http://{self._config.host}:{self.port}/v1"
         _log.info("ready: %s at %s; %s", name, url, _describe(info))
         self.ready.set()
@@ -133,6 +139,7 @@ class Service:
         await self.client.stop()
         await self._runner.cleanup()
         self._server.close()
+        self._recording.close()
 
 
 def _describe(info: EngineInfo) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 __all__ = ["ServerConfig"]
 
@@ -15,20 +16,25 @@ class ServerConfig:
         served_model_name: The model's name in requests, answers and metrics.
         host: Address to listen on.
         port: Port to listen on; 0 picks a free one.
-        max_num_queued_reqs: Requests beyond those that run; more get 429.
+        max_num_queued_reqs: Requests beyond those that run; more get 503.
+        max_num_queued_tokens: Prompt tokens of requests that wait for their first token; beyond them a request gets 503
+            unless none waits. None: no limit.
         max_connection_age: Seconds after which a connection is closed with its next answer; 0 never.
         shutdown_timeout: Seconds that running requests get to finish after SIGTERM.
         step_timeout: Seconds without a step, while there is work, after which /livez fails.
         sse_ping_seconds: Between two comments that keep a stream open.
         max_body_bytes: Largest request body; more gets 413.
+        record_trace: File for the trace of the requests; None: none.
     """
 
     served_model_name: str
     host: str = "0.0.0.0"  # noqa: S104 - a server in a pod is reached from outside it
     port: int = 8000
     max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int | None = None
     max_connection_age: float = 60.0
     shutdown_timeout: float = 120.0
     step_timeout: float = 120.0
     sse_ping_seconds: float = 15.0
     max_body_bytes: int = 16 << 20
+    record_trace: Path | None = None

@@ -21,6 +21,7 @@ __all__ = [
     "CompletionRequest",
     "DetokenizeRequest",
     "GenerationRequest",
+    "KvCacheMemoryRequest",
     "Message",
     "StreamOptions",
     "TokenizeRequest",
@@ -50,7 +51,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
@@ -65,15 +65,12 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
     "logit_bias": ({},),
     "logprobs": (False,),
     "min_tokens": (0,),
     "modalities": (["text"],),
-    "n": (1,),
     "prediction": (),
     "presence_penalty": (0,),
-    "priority": (0,),
     "prompt_logprobs": (),
     "reasoning_effort": (),
     "repetition_penalty": (1,),
@@ -88,7 +85,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -113,11 +109,21 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    n: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     def default_max_tokens(self) -> int | None:
         """Tokens to generate when the request does not say; None: as many as the context leaves."""
+        return None
+
+    def sequences(self) -> int | None:
+        """Sequences to generate where they are more than the answers; a chat has no field for it."""
         return None
 
     def sampling(self) -> SamplingParams:
@@ -136,6 +142,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             "min_p": self.min_p,
             "seed": self.seed,
             "ignore_eos": self.ignore_eos,
+            "n": self.n,
+            "best_of": self.sequences(),
+            "use_beam_search": self.use_beam_search,
+            "length_penalty": self.length_penalty,
+            "early_stopping": self.early_stopping,
         }
         return SamplingParams(
             max_tokens=self.max_tokens if self.max_tokens is not None else self.default_max_tokens(),
@@ -157,12 +168,34 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         """
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is allowed only with stream: true", param="stream_options")
+        if self.stream and self.use_beam_search:
+            raise InvalidRequest(
+                "beam search knows no answer before its end, so it cannot be streamed; leave stream out",
+                param="use_beam_search",
+            )
+        if self.cache_salt is not None and not self.cache_salt:
+            raise InvalidRequest("cache_salt must not be an empty string; leave it out to share", param="cache_salt")
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
+    best_of: int | None = None
+
+    def sequences(self) -> int | None:
+        """OpenAI's field."""
+        return self.best_of
+
+    def check(self) -> None:
+        """Checks what concerns several fields."""
+        super().check()
+        if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
+            raise InvalidRequest(
+                "with best_of above n no answer is known before all have ended, so it cannot be streamed; leave "
+                "stream out",
+                param="best_of",
+            )
 
     def default_max_tokens(self) -> int | None:
         """OpenAI's default."""
@@ -271,7 +304,22 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
         """Nothing concerns several fields."""
 
 
-_Body = TypeVar("_Body", ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest)
+class KvCacheMemoryRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /kv_cache_memory."""
+
+    bytes: int
+
+    def check(self) -> None:
+        """Checks that it is an amount.
+
+        Raises:
+            InvalidRequest: It is none.
+        """
+        if not 1 <= self.bytes < 2**63:
+            raise InvalidRequest(f"bytes must be a 64-bit number, 1 or more, not {self.bytes}", param="bytes")
+
+
+_Body = TypeVar("_Body", ChatRequest, CompletionRequest, DetokenizeRequest, KvCacheMemoryRequest, TokenizeRequest)
 
 
 def parse(body: bytes, kind: type[_Body]) -> _Body:

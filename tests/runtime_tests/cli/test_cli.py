@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 from octavo_runtime import cli
 from octavo_runtime.cli.failure import termination_log
 from octavo_runtime.cli.options import AutoInt, Quantity
+from octavo_runtime.cli.serve import serve
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 def test_help_is_quick_and_without_torch() -> None:
@@ -25,7 +29,7 @@ def test_help_is_quick_and_without_torch() -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["serve", ".", "--max-num-seq", "4"], "Did you mean one of: '--max-num-queued-reqs', '--max-num-seqs'?"),
+        (["serve", ".", "--max-num-seq", "4"], "'--max-num-seqs'?"),
         (["serve", ".", "--wholly-unknown"], "'--wholly-unknown'"),
         (["serve"], "Missing argument 'MODEL'"),
         (["srve"], "Did you mean 'serve'?"),
@@ -35,6 +39,16 @@ def test_help_is_quick_and_without_torch() -> None:
         (["serve", ".", "--kv-cache-memory", "4GB"], "write it as 4294967296, 4Gi"),
         (["serve", ".", "--max-model-len", "0"], "neither a positive number nor auto"),
         (["serve", ".", "--port", "70000"], "70000"),
+        (
+            ["serve", ".", "--scheduling-policy", "sjf"],
+            "'sjf' is not one of 'fcfs', 'shortest-first', 'priority', 'slo'",
+        ),
+        (["serve", ".", "--admission-policy", "hope"], "'hope' is not one of 'expected', 'never-evict'"),
+        (["serve", ".", "--swap-space", "4GB"], "write it as 4294967296, 4Gi"),
+        (["serve", ".", "--kv-cache-memory-max", "0"], "nothing at all"),
+        (["serve", ".", "--time-slice-tokens", "-1"], "-1 is not in the range x>=0"),
+        (["serve", ".", "--target-itl-ms", "0"], "0.0 is not in the range x>0"),
+        (["serve", ".", "--max-num-queued-tokens", "0"], "0 is not in the range x>=1"),
     ],
 )
 def test_bad_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
@@ -46,10 +60,47 @@ def test_bad_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: lis
     assert "--help" in message["hint"]
 
 
-def test_bad_flags_that_contradict_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "said", "hint"),
+    [
+        ("--max-num-batched-tokens 8", "--max-num-batched-tokens 8 is less than --max-num-seqs 64", "Raise the former"),
+        (
+            "--time-slice-tokens 64",
+            "--time-slice-tokens 64 needs --scheduling-policy shortest-first: under fcfs",
+            "Add",
+        ),
+        (
+            "--time-slice-tokens 64 --scheduling-policy priority",
+            "needs --scheduling-policy shortest-first: under priority",
+            "leave --time-slice-tokens out",
+        ),
+        ("--target-itl-ms 20", "--target-itl-ms 20.0 needs --scheduling-policy slo: under fcfs", "leave"),
+        ("--target-ttft-ms 50 --scheduling-policy shortest-first", "--target-ttft-ms 50.0 needs", "slo"),
+        (
+            "--kv-cache-memory 2Gi --kv-cache-memory-max 1Gi",
+            "--kv-cache-memory-max 1073741824 is less than --kv-cache-memory 2147483648",
+            "Raise --kv-cache-memory-max",
+        ),
+        ("--swap-space 4", "--swap-space 4 is 4 bytes, less than a KV block", "--swap-space 4Gi for 4 GiB"),
+        ("--swap-space 900Ti", "--swap-space asks for 989560464998400 bytes of host memory, and ", "or less"),
+    ],
+)
+def test_bad_flags_that_contradict_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, said: str, hint: str
+) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert cli.run(["serve", str(tmp_path), "--max-num-batched-tokens", "8"]) == 2
-    assert "--max-num-batched-tokens 8 is less than --max-num-seqs 64" in capsys.readouterr().err
+    assert cli.run(["serve", str(tmp_path), *flags.split()]) == 2
+    written = capsys.readouterr().err
+    assert said in written
+    assert hint in written
+
+
+def test_flags_are_those_of_the_contract() -> None:
+    contract = (REPOSITORY / "docs" / "contract.md").read_text()
+    table = contract[contract.index("| field | flag |") : contract.index("An unknown flag ends")]
+    flags = {flag for row in table.splitlines()[2:] for flag in re.findall(r"`(--[-a-z]+)`", row)}
+    known = {flag for param in serve.params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")}
+    assert known == flags
 
 
 def test_model_not_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +129,13 @@ def test_quantity(text: str, size: int) -> None:
 def test_quantity_refuses(text: str) -> None:
     with pytest.raises(Exception, match=r"no amount of bytes|nothing at all"):
         Quantity().convert(text, None, None)
+
+
+def test_quantity_or_none() -> None:
+    assert Quantity(or_none=True).convert("0", None, None) == 0
+    assert Quantity(or_none=True).convert("0Gi", None, None) == 0
+    with pytest.raises(Exception, match="no amount of bytes"):
+        Quantity(or_none=True).convert("none", None, None)
 
 
 def test_auto_int() -> None:
