@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo_runtime.core.lengths import LengthPredictor
+from octavo_runtime.core.limits import worst_case_blocks
 from octavo_runtime.core.sequence import RequestState, Sequence
 
 __all__ = ["MARGIN", "Forecast", "worst_case"]
@@ -86,9 +87,3 @@ class Forecast:
 def worst_case(requests: Iterable[RequestState], block_size: int) -> int:
     """The most blocks that requests can come to hold together, when they share nothing with each other."""
     return sum(worst_case_blocks(r.prompt_len, r.max_tokens, r.sampling.width, block_size) for r in requests)
-
-
-def worst_case_blocks(prompt_len: int, max_tokens: int, width: int, block_size: int) -> int:
-    """The most blocks that one request can come to hold: its sequences share the full blocks of the prompt."""
-    shared = prompt_len // block_size if width > 1 else 0
-    return shared + width * -(-(prompt_len + max_tokens - shared * block_size) // block_size)

@@ -41,8 +41,15 @@ class Answers:
         """A number for a new sequence."""
         return next(self._numbers)
 
-    def take(self, sequence: Sequence, tokens: Tokens[int], logprobs: Tokens[float]) -> Iterator[Event]:
-        """Takes in the tokens that a step sampled for a running sequence, as many as its plan asked for."""
+    def take(self, sequence: Sequence, tokens: Tokens[int], logprobs: Tokens[float]) -> list[Event]:
+        """Takes in the tokens that a step sampled for a running sequence, as many as its plan asked for.
+
+        Returns:
+            The news.
+        """
+        return list(self._take(sequence, tokens, logprobs))
+
+    def _take(self, sequence: Sequence, tokens: Tokens[int], logprobs: Tokens[float]) -> Iterator[Event]:
         request = sequence.request
         if request.beams is not None:
             sequence.candidates = list(zip(tokens, logprobs, strict=True))
@@ -77,6 +84,7 @@ class Answers:
         stop_token = token if reason is FinishReason.STOP else None
         if not request.sampling.ranks:
             if reason is not None:
+                request.ended.add(sequence.choice)
                 self.end(sequence, is_complete=reason is FinishReason.STOP)
             cached = request.num_cached_tokens or 0
             yield Event(request.request_id, (token,), reason, stop_token, cached, None, sequence.choice)

@@ -230,6 +230,17 @@ class BlockPool:
         self._copies.clear()
         return copies
 
+    def recount(self, tables: Iterable[Sequence[int]]) -> None:
+        """Counts the references anew, from the block tables of all sequences: after a fault of ours."""
+        self._refs = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                self._refs[block] += 1
+        free = [block for block, refs in enumerate(self._refs) if refs == 0]
+        cached = [block for block in self._free if block in self._hash_of and self._refs[block] == 0]
+        self._free = OrderedDict.fromkeys([*(block for block in free if block not in self._hash_of), *cached])
+        self._free.update(dict.fromkeys(free))
+
     def check_invariants(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Raises AssertionError unless the pool agrees with the tables of all sequences that hold blocks."""
         owners = [0] * self.num_blocks

@@ -124,6 +124,14 @@ class RunningSet:
         if not sequence.request.sequences:
             self.pool.forget(sequence.request.spent)
 
+    def expel(self, sequence: Sequence) -> None:
+        """Ends a sequence whose books are not to be trusted, and counts anew what the others hold."""
+        self._sequences.pop(sequence.number, None)
+        self._no_longer_wants(sequence)
+        sequence.state = State.ENDED
+        self.slots = sum(each.slots for each in self)
+        self.pool.recount(each.block_table for each in self)
+
     def fork(self, parent: Sequence, number: int, choice: int) -> Sequence:
         """Another running sequence that shares all blocks of a running one."""
         child = parent.fork(number, choice)

@@ -32,11 +32,14 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
 
-from octavo_runtime.core.admission import Forecast, worst_case, worst_case_blocks
+from octavo_runtime.core.admission import Forecast, worst_case
 from octavo_runtime.core.answers import Answers
 from octavo_runtime.core.lengths import LengthPredictor
+from octavo_runtime.core.limits import worst_case_blocks
 from octavo_runtime.core.running import RunningSet
 from octavo_runtime.core.sequence import RequestState, Sequence, State
 from octavo_runtime.core.step_time import StepTimeModel
@@ -56,6 +59,8 @@ from octavo_runtime.errors import InvalidRequest
 __all__ = ["Scheduler"]
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 WRITE_BACK_BLOCKS = 16
 """Cached blocks at the front of the free queue that are kept copied to the host ahead of need."""
@@ -228,8 +233,8 @@ class Scheduler:
         epochs = [sequence.epoch for sequence in decodes]
         for sequence in growing:
             # It may have become a victim of one before it.
-            if sequence.state is State.RUNNING and not running.grow(sequence):
-                self._make_room_for(sequence)
+            if sequence.state is State.RUNNING:
+                self._guard(sequence.request, partial(self._grow, sequence))
 
         budget = self._budget(decodes) - len(decodes)
         chunks = self._fill(prefills, budget, admits=running.num_preemptions == preemptions)
@@ -263,9 +268,9 @@ class Scheduler:
         Returns:
             The news, in the order of the plan.
         """
-        events, self._late = self._late, []
         if not plan.has_work:
-            return events
+            return self._take_late()
+        events: list[Event] = []
         tokens, logprobs, failed = result.tokens, result.logprobs, result.failed
         sequences, epochs = self._flights.popleft()
         offset = 0
@@ -293,18 +298,16 @@ class Scheduler:
                     token_ids.append(token)
                     events.append(Event(request.request_id, (token,), None, None, request.num_cached_tokens or 0))
                     continue
-            try:
-                sampled = logprobs[start:offset] if logprobs else ()
-                events += self._answers.take(sequence, tokens[start:offset], sampled)
-            except AssertionError as error:
-                events += self._violation(request, error)
+            sampled = logprobs[start:offset] if logprobs else ()
+            take = partial(self._answers.take, sequence, tokens[start:offset], sampled)
+            events += self._guard(request, take) or ()
             self._forget_if_done(request)
         if result.seconds > 0 and plan.sequences:
             context = sum(entry.num_computed for entry in plan.sequences if entry.num_samples)
             self._step_time.observe(plan.num_tokens, context, result.seconds)
         if self.config.check_invariants:
             self.check_invariants()
-        return events
+        return events + self._take_late()
 
     def resize(self, num_blocks: int) -> None:
         """Changes the size of the KV pool with the next step.
@@ -436,7 +439,7 @@ class Scheduler:
                     continue
                 if forecast is None and self.config.admission == "expected":
                     forecast = self._forecast()
-                if not self._start(queue, head, forecast):
+                if not self._guard(head.request, partial(self._start, queue, head, forecast)):
                     admits = False
                     continue
                 sequence = head
@@ -524,8 +527,8 @@ class Scheduler:
         needed = self._running.blocks_for(len(head.token_ids))
         return bool(less) and slots + head.slots <= self.config.max_num_seqs and needed <= free
 
-    def _make_room_for(self, sequence: Sequence) -> None:
-        """Preempts until a running sequence can grow, be it itself."""
+    def _grow(self, sequence: Sequence) -> None:
+        """Preempts until a running sequence can grow, be it itself that goes."""
         while sequence.state is State.RUNNING and not self._running.grow(sequence):
             self._preempt(self._victims())
 
@@ -618,37 +621,47 @@ class Scheduler:
             self._preempt(self._victims())
         self._running.resize(self._num_blocks)
 
+    def _take_late(self) -> list[Event]:
+        late, self._late = self._late, []
+        return late
+
     def _take_resize(self) -> int | None:
         num_blocks, self._num_blocks = self._num_blocks, None
         return num_blocks
 
     def _fail(self, request: RequestState, error: str) -> list[Event]:
         """Ends a whole request with an error; returns its news."""
-        ended = request.dropped | {choice for choice in range(request.sampling.n) if self._has_ended(request, choice)}
         self._drop(request)
         cached = request.num_cached_tokens or 0
         return [
             Event(request.request_id, (), FinishReason.ERROR, None, cached, error, choice)
             for choice in range(request.sampling.n)
-            if choice not in ended
+            if choice not in request.ended | request.dropped
         ]
 
-    def _has_ended(self, request: RequestState, choice: int) -> bool:
-        if request.sampling.ranks or request.sequences[0].slots > 1:
-            return False
-        return all(sequence.choice != choice for sequence in request.sequences)
-
-    def _violation(self, request: RequestState, error: AssertionError) -> list[Event]:
-        """A fault of ours in one request ends that request, not the engine."""
-        if self.config.check_invariants:
-            raise error
-        self._num_violations += 1
-        _log.error("request %s was ended: %s", request.request_id, error, exc_info=error)
-        return self._fail(request, "the server's bookkeeping of this request failed; send it again")
+    def _guard(self, request: RequestState, act: Callable[[], T]) -> T | None:
+        """Does something for one request. A fault of ours in it ends that request, not the engine."""
+        try:
+            return act()
+        except AssertionError as error:
+            if self.config.check_invariants:
+                raise
+            self._num_violations += 1
+            _log.exception("request %s was ended", request.request_id)
+            for sequence in list(request.sequences):
+                self._new.remove(sequence)
+                self._preempted.remove(sequence)
+                self._running.expel(sequence)
+            news = self._fail(request, f"the server lost track of this request ({error}); send it again")
+            request.sequences.clear()
+            self._forget_if_done(request)
+            self._late += news
+            return None
 
     def _drop(self, request: RequestState) -> None:
         for sequence in list(request.sequences):
-            self._end(sequence)
+            if sequence.state is not State.ENDED:
+                self._end(sequence)
         self._forget_if_done(request)
 
     def _end(self, sequence: Sequence) -> None:

@@ -46,6 +46,7 @@ class RequestState:
         root: Hash that the chain of its blocks begins with.
         sequences: Those that have not ended; of a beam search the beams, best first.
         dropped: Answers that nobody waits for any longer.
+        ended: Answers whose last event is out.
         answers: What has ended already, where answers are ranked.
         beams: The search, where it is one.
         num_cached_tokens: Prompt tokens found in the cache at first admission; None before it.
@@ -63,6 +64,7 @@ class RequestState:
     root: bytes
     sequences: list[Sequence] = field(default_factory=list)
     dropped: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
     answers: list[Answer] = field(default_factory=list)
     beams: BeamSearch | None = None
     num_cached_tokens: int | None = None

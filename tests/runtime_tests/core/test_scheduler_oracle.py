@@ -1,29 +1,20 @@
-"""The scheduler against the oracle: random loads, random aborts and failures, and mutants that must be caught."""
+"""The scheduler against the oracle: random loads and settings, and a state machine over everything that can happen."""
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from octavo_runtime.core import block_pool, scheduler, sequence
-from octavo_runtime.core.block_pool import BlockPool
 from octavo_runtime.core.scheduler import Scheduler
-from octavo_runtime.core.sequence import Sequence
-from octavo_runtime.core.testing import OracleExecutor, expected_output
-from octavo_runtime.domain import (
-    Event,
-    FinishReason,
-    Request,
-    SamplingParams,
-    ScheduledSequence,
-    StepPlan,
-    StepResult,
-)
+from octavo_runtime.core.testing import OracleExecutor, OracleRun
+from octavo_runtime.domain import CopyKind, FinishReason, Request, SamplingParams, SchedulerConfig
+from octavo_runtime.errors import InvalidRequest
 
 VOCAB = 5  # small, so that random prompts share prefixes and the end of sequence comes up
 EOS = (4,)
@@ -33,342 +24,201 @@ EOS = (4,)
 class Setting:
     block_size: int
     num_blocks: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    enable_prefix_caching: bool
+    num_host_blocks: int
+    config: SchedulerConfig
 
-
-@dataclass
-class Run:
-    """A scheduler with its oracle, and what each request got."""
-
-    setting: Setting
-    outputs: dict[str, list[int]] = field(default_factory=dict)
-    reasons: dict[str, FinishReason] = field(default_factory=dict)
-    requests: dict[str, Request] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
-    preempted: int = 0
-
-    def __post_init__(self) -> None:
-        self.scheduler = Scheduler(
-            num_blocks=self.setting.num_blocks,
-            block_size=self.setting.block_size,
-            max_num_seqs=self.setting.max_num_seqs,
-            max_num_batched_tokens=self.setting.max_num_batched_tokens,
+    def run(self) -> OracleRun:
+        scheduler = Scheduler(
+            self.config,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
             max_model_len=10_000,
-            enable_prefix_caching=self.setting.enable_prefix_caching,
             eos_token_ids=EOS,
+            num_host_blocks=self.num_host_blocks,
+            max_num_blocks=self.num_blocks + 4,
         )
-        self.oracle = OracleExecutor(self.scheduler, self.setting.num_blocks, VOCAB)
+        return OracleRun(scheduler, OracleExecutor(scheduler, self.num_blocks, VOCAB, self.num_host_blocks), EOS)
 
     @property
     def room(self) -> int:
-        return self.setting.num_blocks * self.setting.block_size
-
-    def add(self, request: Request) -> None:
-        self.scheduler.add(request)
-        self.oracle.add(request)
-        self.requests[request.request_id] = request
-        self.outputs[request.request_id] = []
-
-    def abort(self, request_id: str) -> None:
-        self.scheduler.abort(request_id)
-        if request_id not in self.reasons:
-            self.gone.add(request_id)
-
-    def step(self) -> StepPlan:
-        plan = self.scheduler.schedule()
-        result = self.oracle.execute(plan)
-        for event in self.scheduler.apply(plan, result):
-            self.take(event)
-        self.scheduler.check_invariants()
-        return plan
-
-    def take(self, event: Event) -> None:
-        assert event.request_id not in self.reasons, "news after the end"
-        assert event.request_id not in self.gone, "news after the abort"
-        self.outputs[event.request_id] += event.token_ids
-        if event.finish_reason is not None:
-            self.reasons[event.request_id] = event.finish_reason
-
-    def drain(self) -> None:
-        tokens = sum(len(r.prompt_token_ids) + (r.sampling.max_tokens or 0) for r in self.requests.values())
-        steps = 0
-        while self.scheduler.has_work:
-            self.step()
-            steps += 1
-            # Each step advances the sequence admitted first: even with everything else preempted again and
-            # again, a request needs no more steps than it has tokens.
-            assert steps <= tokens + 1, "the scheduler makes no progress"
-
-    def check_outputs(self) -> None:
-        for request_id, request in self.requests.items():
-            output, reason = expected_output(request, VOCAB, EOS)
-            if request_id in self.gone or self.reasons[request_id] is FinishReason.ERROR:
-                assert self.outputs[request_id] == output[: len(self.outputs[request_id])]
-            else:
-                assert (self.outputs[request_id], self.reasons[request_id]) == (output, reason)
-        assert self.scheduler.stats().num_running == 0
-        assert self.scheduler.stats().kv_cache_usage == 0, "blocks are leaked"
+        return self.num_blocks * self.block_size
 
 
-settings_of_a_run = st.builds(
-    lambda block_size, blocks, seqs, extra, cache: Setting(block_size, blocks, seqs, seqs + extra, cache),
-    st.sampled_from([1, 2, 4]),
-    st.integers(2, 14),
-    st.integers(1, 6),
-    st.integers(0, 12),
-    st.booleans(),
-)
-
-
-def random_request(rng: random.Random, number: int, room: int) -> Request:
-    max_tokens = rng.randint(1, max(1, min(12, room - 1)))
-    length = rng.randint(1, room - max_tokens)
-    return Request(
-        request_id=f"r{number}",
-        prompt_token_ids=tuple(rng.randrange(2) for _ in range(length)),
-        sampling=SamplingParams(
-            temperature=0,
-            seed=0,
-            max_tokens=max_tokens,
-            ignore_eos=rng.random() < 0.5,
-            stop_token_ids=(3,) if rng.random() < 0.2 else (),
+@st.composite
+def any_setting(draw: st.DrawFn) -> Setting:
+    seqs = draw(st.integers(1, 6))
+    policy = draw(st.sampled_from(["fcfs", "shortest-first", "priority", "slo"]))
+    return Setting(
+        block_size=draw(st.sampled_from([1, 2, 4])),
+        num_blocks=draw(st.integers(3, 16)),
+        num_host_blocks=draw(st.sampled_from([0, 3, 8])),
+        config=SchedulerConfig(
+            max_num_seqs=seqs,
+            max_num_batched_tokens=seqs + draw(st.integers(0, 12)),
+            enable_prefix_caching=draw(st.booleans()),
+            policy=policy,  # type: ignore[arg-type]  # one of the four above
+            admission=draw(st.sampled_from(["expected", "never-evict", "max-utilization"])),
+            async_scheduling=draw(st.booleans()),
+            time_slice_tokens=draw(st.sampled_from([0, 2])) if policy == "shortest-first" else 0,
+            check_invariants=True,
         ),
-        cache_salt=rng.choice(["", "", "tenant"]),
     )
 
 
-def random_run(setting: Setting, seed: int, *, faults: bool = True) -> Run:
-    """Requests arrive, are aborted and fail while steps go on; then everything is drained and compared."""
+def random_sampling(rng: random.Random, max_tokens: int) -> SamplingParams:
+    kind = rng.random()
+    n = rng.randint(1, 2)
+    common = {
+        "temperature": 0,
+        "seed": 0,
+        "max_tokens": max_tokens,
+        "ignore_eos": rng.random() < 0.5,
+        "stop_token_ids": (3,) if rng.random() < 0.2 else (),
+    }
+    if kind < 0.25:
+        return SamplingParams(**common, n=rng.randint(2, 4))  # type: ignore[arg-type]  # fields by name
+    if kind < 0.35:
+        return SamplingParams(**common, n=n, best_of=n + rng.randint(1, 2))  # type: ignore[arg-type]
+    if kind < 0.55:
+        return SamplingParams(
+            **common,  # type: ignore[arg-type]
+            n=n,
+            best_of=rng.randint(2, 4),
+            use_beam_search=True,
+            length_penalty=rng.choice([0.0, 1.0, -1.0]),
+            early_stopping=rng.choice([True, False, "never"]),
+        )
+    return SamplingParams(**common)  # type: ignore[arg-type]
+
+
+def random_request(rng: random.Random, number: int, room: int) -> Request:
+    max_tokens = rng.randint(1, max(1, min(10, room - 1)))
+    length = rng.randint(1, max(1, room - max_tokens))
+    return Request(
+        request_id=f"r{number}",
+        prompt_token_ids=tuple(rng.randrange(2) for _ in range(length)),
+        sampling=random_sampling(rng, max_tokens),
+        arrival=float(number),
+        cache_salt=rng.choice(["", "", "tenant"]),
+        priority=rng.randint(0, 2),
+    )
+
+
+def random_run(setting: Setting, seed: int) -> OracleRun:
+    """Requests arrive, are aborted and fail, the pool is resized while steps go on; then all is drained and compared."""
     rng = random.Random(seed)
-    run = Run(setting)
+    run = setting.run()
     for number in range(rng.randint(1, 14)):
-        run.add(random_request(rng, number, run.room))
-        for _ in range(rng.randint(0, 3)):
+        add(run, random_request(rng, number, setting.room))
+        for _ in range(rng.randint(0, 4)):
             if run.scheduler.has_work:
                 run.step()
-        if faults and rng.random() < 0.15:
-            run.abort(rng.choice(list(run.requests)))
-        if faults and rng.random() < 0.1:
-            run.oracle.fail_next.add(rng.choice(list(run.requests)))
+        if run.outputs and rng.random() < 0.15:
+            request_id, choice = rng.choice(list(run.outputs))
+            run.abort(request_id, rng.choice([None, choice]))
+        if run.outputs and rng.random() < 0.1:
+            run.oracle.fail_next.add(rng.choice(list(run.outputs))[0])
+        if rng.random() < 0.1:
+            resize(run, rng.randint(1, setting.num_blocks + 4))
     run.drain()
-    run.check_outputs()
+    run.check()
     return run
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(setting=settings_of_a_run, seed=st.integers(0, 2**32))
+def add(run: OracleRun, request: Request) -> bool:
+    """Whether the request was taken; a refusal is a matter of `add`'s own tests."""
+    try:
+        run.add(request)
+    except InvalidRequest:
+        return False
+    return True
+
+
+def resize(run: OracleRun, num_blocks: int) -> None:
+    # A pool that would become too small for what it holds stays as it is.
+    with contextlib.suppress(ValueError):
+        run.scheduler.resize(num_blocks)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(setting=any_setting(), seed=st.integers(0, 2**32))
 def test_schedule_random_load_gives_each_request_its_own_tokens(setting: Setting, seed: int) -> None:
     random_run(setting, seed)
 
 
-def random_runs(setting: Setting, seeds: Iterable[int]) -> list[Run]:
+def random_runs(setting: Setting, seeds: Iterable[int]) -> list[OracleRun]:
     return [random_run(setting, seed) for seed in seeds]
 
 
-TIGHT = Setting(block_size=2, num_blocks=8, max_num_seqs=4, max_num_batched_tokens=10, enable_prefix_caching=True)
+TIGHT = Setting(
+    block_size=2,
+    num_blocks=10,
+    num_host_blocks=4,
+    config=SchedulerConfig(
+        max_num_seqs=4, max_num_batched_tokens=10, admission="max-utilization", check_invariants=True
+    ),
+)
 
 
-def test_random_run_tight_pool_exercises_preemption_and_cache() -> None:
+def test_random_run_tight_pool_exercises_what_hurts() -> None:
     # Otherwise the property above might hold for want of the cases that hurt.
-    runs = random_runs(TIGHT, range(30))
-    assert sum(run.scheduler.stats().num_preemptions for run in runs) > 20
-    assert sum(run.scheduler.stats().prefix_hits for run in runs) > 50
+    runs = random_runs(TIGHT, range(120))
+    stats = [run.scheduler.stats() for run in runs]
+    assert sum(each.num_preemptions for each in stats) > 40
+    assert sum(each.prefix_hits for each in stats) > 50
+    assert sum(each.num_swapped_in for each in stats) > 20
+    assert sum(each.num_recomputed_tokens for each in stats) > 50
+    assert sum(run.oracle.num_copies[CopyKind.DEVICE] for run in runs) > 20
     assert any(FinishReason.ERROR in run.reasons.values() for run in runs)
     assert any(run.gone for run in runs)
 
 
-# Mutants: each breaks one line of the core the way a slip of the hand would; the oracle must notice.
+class SchedulerMachine(RuleBasedStateMachine):
+    """Hypothesis chooses what happens next: it finds short stories that break, where random loads are long."""
 
-Patch = Callable[[pytest.MonkeyPatch], None]
+    @initialize(setting=any_setting())
+    def start(self, setting: Setting) -> None:
+        self.setting = setting
+        self.run = setting.run()
+        self.number = 0
 
+    @rule(seed=st.integers(0, 2**16))
+    def add(self, seed: int) -> None:
+        self.number += add(self.run, random_request(random.Random(seed), self.number, self.setting.room))
 
-def hash_without_parent(patch: pytest.MonkeyPatch) -> None:
-    original = block_pool.chain_hash
-    patch.setattr(sequence, "chain_hash", lambda _parent, tokens: original(b"", tokens))
+    @precondition(lambda self: self.run.scheduler.has_work)
+    @rule()
+    def step(self) -> None:
+        self.run.step()
 
+    @precondition(lambda self: self.run.outputs)
+    @rule(data=st.data(), whole=st.booleans())
+    def abort(self, data: st.DataObject, whole: bool) -> None:
+        request_id, choice = data.draw(st.sampled_from(sorted(self.run.outputs)))
+        self.run.abort(request_id, None if whole else choice)
 
-def hash_without_salt(patch: pytest.MonkeyPatch) -> None:
-    original = block_pool.root_hash
-    patch.setattr(sequence, "root_hash", lambda _salt: original(""))
+    @precondition(lambda self: self.run.outputs)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        self.run.oracle.fail_next.add(data.draw(st.sampled_from(sorted(self.run.outputs)))[0])
 
+    @rule(num_blocks=st.integers(1, 20))
+    def resize(self, num_blocks: int) -> None:
+        resize(self.run, min(num_blocks, self.run.scheduler.max_num_blocks))
 
-def allocate_a_block_in_use(patch: pytest.MonkeyPatch) -> None:
-    original = BlockPool.allocate
+    @precondition(lambda self: self.run.scheduler.stats().num_running > 1)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        # The scheduler does this by itself when blocks are short; here at any moment.
+        victim = data.draw(st.sampled_from([s.number for s in self.run.scheduler._running]))
+        sequence = next(s for s in self.run.scheduler._running if s.number == victim)
+        self.run.scheduler._preempt(sequence.request.sequences if sequence.request.beams else [sequence])
 
-    def allocate(self: BlockPool, count: int) -> list[int]:
-        blocks = original(self, count)
-        in_use = [block for block, refs in enumerate(self._refs) if refs and block not in blocks]
-        return [*in_use[:1], *blocks[1:]] if in_use and blocks else blocks
-
-    patch.setattr(BlockPool, "allocate", allocate)
-
-
-def release_forgets_the_last_block(patch: pytest.MonkeyPatch) -> None:
-    original = BlockPool.release
-    patch.setattr(BlockPool, "release", lambda self, table: original(self, table[:-1]))
-
-
-def release_frees_shared_blocks(patch: pytest.MonkeyPatch) -> None:
-    original = BlockPool.release
-
-    def release(self: BlockPool, table: list[int]) -> None:
-        for block in table:
-            self._refs[block] = 1
-        original(self, table)
-
-    patch.setattr(BlockPool, "release", release)
-
-
-def eviction_keeps_the_hash(patch: pytest.MonkeyPatch) -> None:
-    def allocate(self: BlockPool, count: int) -> list[int]:
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
-            self._refs[block] = 1
-        return blocks
-
-    patch.setattr(BlockPool, "allocate", allocate)
+    def teardown(self) -> None:
+        if hasattr(self, "run"):
+            self.run.drain()
+            self.run.check()
 
 
-def share_after_allocate(patch: pytest.MonkeyPatch) -> None:
-    # The lookup's hits are given away by the allocation that follows it.
-    original = BlockPool.lookup
-
-    def lookup(self: BlockPool, hashes: list[bytes]) -> list[int]:
-        hits = original(self, hashes)
-        for block in hits:
-            if self._refs[block] == 0:
-                self._free.move_to_end(block, last=False)
-        return hits
-
-    def admit(self: Scheduler, waiting: Sequence) -> bool:
-        usable = (len(waiting.token_ids) - 1) // self.block_size
-        cached = self._pool.lookup(waiting.hashes(usable, self.block_size)) if self.enable_prefix_caching else []
-        missing = self._blocks_for(len(waiting.token_ids)) - len(cached)
-        if missing + self._pool.num_idle(cached) > self._pool.num_free:
-            return False
-        blank = self._pool.allocate(missing)
-        self._pool.share(block for block in cached if block not in blank)
-        waiting.block_table = cached + blank
-        waiting.num_computed = len(cached) * self.block_size
-        waiting.num_published = len(cached)
-        return True
-
-    patch.setattr(BlockPool, "lookup", lookup)
-    patch.setattr(Scheduler, "_admit", admit)
-
-
-def full_hit_computes_nothing(patch: pytest.MonkeyPatch) -> None:
-    original = Sequence.hashes
-    patch.setattr(Sequence, "hashes", lambda self, _count, size: original(self, len(self.token_ids) // size, size))
-
-
-def publish_before_written(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler._admit
-
-    def admit(self: Scheduler, waiting: Sequence) -> bool:
-        admitted = original(self, waiting)
-        if admitted and self.enable_prefix_caching:
-            full = len(waiting.token_ids) // self.block_size
-            for block, block_hash in zip(waiting.block_table, waiting.hashes(full, self.block_size), strict=False):
-                self._pool.publish(block, block_hash)
-        return admitted
-
-    patch.setattr(Scheduler, "_admit", admit)
-
-
-def preempted_keeps_its_progress(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler._preempt
-
-    def preempt(self: Scheduler, victim: Sequence) -> None:
-        computed = victim.num_computed
-        original(self, victim)
-        victim.num_computed = computed
-
-    patch.setattr(Scheduler, "_preempt", preempt)
-
-
-def budget_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler._plan
-    patch.setattr(Scheduler, "_plan", lambda self, s, _count: original(self, s, s.remaining))
-
-
-def one_sequence_too_many(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler.schedule
-
-    def schedule(self: Scheduler) -> StepPlan:
-        self.max_num_seqs += 1
-        try:
-            return original(self)
-        finally:
-            self.max_num_seqs -= 1
-
-    patch.setattr(Scheduler, "schedule", schedule)
-
-
-def block_is_not_grown(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_grow", lambda *_: True)
-
-
-def off_by_one_block(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_blocks_for", lambda self, count: count // self.block_size)
-
-
-def sampled_one_chunk_early(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler._plan
-
-    def plan(self: Scheduler, planned: Sequence, count: int) -> ScheduledSequence:
-        return replace(original(self, planned, count), samples=True)
-
-    patch.setattr(Scheduler, "_plan", plan)
-
-
-def progress_is_lost(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler.apply
-
-    def apply(self: Scheduler, plan: StepPlan, result: StepResult) -> list[Event]:
-        events = original(self, plan, result)
-        for running in self._running:
-            if running.num_generated == 0:
-                running.num_computed = 0
-        return events
-
-    patch.setattr(Scheduler, "apply", apply)
-
-
-def eos_is_overlooked(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler.__init__
-
-    def init(self: Scheduler, **settings: object) -> None:
-        original(self, **{**settings, "eos_token_ids": ()})  # type: ignore[arg-type]  # settings are __init__'s own
-
-    patch.setattr(scheduler.Scheduler, "__init__", init)
-
-
-MUTANTS: list[Patch] = [
-    hash_without_parent,
-    hash_without_salt,
-    allocate_a_block_in_use,
-    release_forgets_the_last_block,
-    release_frees_shared_blocks,
-    eviction_keeps_the_hash,
-    share_after_allocate,
-    full_hit_computes_nothing,
-    publish_before_written,
-    preempted_keeps_its_progress,
-    budget_is_ignored,
-    one_sequence_too_many,
-    block_is_not_grown,
-    off_by_one_block,
-    sampled_one_chunk_early,
-    progress_is_lost,
-    eos_is_overlooked,
-]
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda patch: patch.__name__)
-def test_oracle_mutant_is_caught(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant(monkeypatch)
-    with pytest.raises((AssertionError, KeyError, IndexError)):
-        random_runs(TIGHT, range(200))
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
