@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from pathlib import Path
@@ -84,7 +85,8 @@ class Recording:
         """Ends the recording."""
         self._writer = None
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # the disk is full: said when it was found
+                self._file.close()
 
     def _give_up(self, error: OSError) -> None:
         _log.warning("no more is recorded in %s: %s", self._path, error.strerror)
