@@ -32,18 +32,17 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from octavo_runtime.core.admission import Forecast, worst_case
+from octavo_runtime.core.admission import worst_case
 from octavo_runtime.core.answers import Answers
 from octavo_runtime.core.lengths import LengthPredictor
-from octavo_runtime.core.limits import worst_case_blocks
+from octavo_runtime.core.limits import refuse_impossible
+from octavo_runtime.core.policy import Policy
 from octavo_runtime.core.running import RunningSet
 from octavo_runtime.core.sequence import RequestState, Sequence, State
-from octavo_runtime.core.step_time import StepTimeModel
-from octavo_runtime.core.waiting import AGING, WaitingQueue
 from octavo_runtime.domain import (
     Event,
     FinishReason,
@@ -54,7 +53,6 @@ from octavo_runtime.domain import (
     StepPlan,
     StepResult,
 )
-from octavo_runtime.errors import InvalidRequest
 
 __all__ = ["Scheduler"]
 
@@ -64,10 +62,6 @@ T = TypeVar("T")
 
 WRITE_BACK_BLOCKS = 16
 """Cached blocks at the front of the free queue that are kept copied to the host ahead of need."""
-
-_UNKNOWN_PREFILL_SECONDS = 1e-4
-_SLO_MIN_TOKENS = 16
-"""Prefill tokens that a step has in any case: a first token must come some day."""
 
 
 class Scheduler:
@@ -113,7 +107,6 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.max_num_blocks = max_num_blocks or num_blocks
         self._eos = frozenset(eos_token_ids)
-        self._prefill_seconds = prefill_seconds_per_token or _UNKNOWN_PREFILL_SECONDS
         # There and back, against computing the block again; what was not measured is taken to pay.
         pays = 2 * swap_seconds_per_block <= block_size * (prefill_seconds_per_token or float("inf"))
         self._running = RunningSet(
@@ -124,17 +117,22 @@ class Scheduler:
         )
         self._predictor = LengthPredictor(max_model_len)
         self._answers = Answers(self._running, self._predictor)
-        self._step_time = StepTimeModel()
         self._requests: dict[str, RequestState] = {}
-        self._new = WaitingQueue()
-        self._preempted = WaitingQueue()
+        self._policy = Policy(
+            config,
+            self._running,
+            self._predictor,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            prefill_seconds_per_token=prefill_seconds_per_token,
+            guard=self._guard,
+        )
         # For each plan that was not applied yet: its sequences, and the epochs in which they were planned.
         self._flights: deque[tuple[list[Sequence], list[int]]] = deque()
         self._late: list[Event] = []
         self._num_blocks: int | None = None
         self._num_violations = 0
         self._num_beam_searches = 0
-        self._arrivals = 0
 
     @property
     def num_blocks(self) -> int:
@@ -160,8 +158,15 @@ class Scheduler:
             InvalidRequest: It has no prompt, or could never run here.
         """
         assert request.request_id not in self._requests, f"request id {request.request_id} is in use"
-        self._refuse_impossible(request)
         config = self.config
+        refuse_impossible(
+            request,
+            # Where the pool is about to shrink, what counts is what it will be.
+            num_blocks=self.num_blocks if self._num_blocks is None else self._num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=self.max_model_len,
+        )
         stops = frozenset(request.sampling.stop_token_ids)
         state = RequestState.of(
             request,
@@ -178,12 +183,10 @@ class Scheduler:
             slots=request.sampling.width,
             awaits_results=request.sampling.width > 1,
         )
-        self._arrivals += 1
-        prompt.key = self._key(prompt)
         state.sequences.append(prompt)
         self._requests[request.request_id] = state
         self._num_beam_searches += state.beams is not None
-        self._new.push(prompt)
+        self._policy.add(prompt)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Forgets a request, or one of its answers, and frees the blocks; unknown ids are of those that ended."""
@@ -213,7 +216,7 @@ class Scheduler:
         running = self._running
         self._resize_if_asked()
         if self.config.time_slice_tokens:
-            self._end_a_time_slice(now)
+            self._policy.end_a_time_slice(now)
         preemptions = running.num_preemptions
         decodes: list[Sequence] = []
         growing: list[Sequence] = []
@@ -234,10 +237,10 @@ class Scheduler:
         for sequence in growing:
             # It may have become a victim of one before it.
             if sequence.state is State.RUNNING:
-                self._guard(sequence.request, partial(self._grow, sequence))
+                self._guard(sequence.request, partial(self._policy.grow, sequence))
 
-        budget = self._budget(decodes) - len(decodes)
-        chunks = self._fill(prefills, budget, admits=running.num_preemptions == preemptions)
+        budget = self._policy.budget(decodes) - len(decodes)
+        chunks = self._policy.fill(prefills, budget, admits=running.num_preemptions == preemptions)
         planned = [(sequence, 1) for sequence in decodes]
         planned += [(sequence, count) for sequence, count, _ in chunks]
         if running.num_preemptions != preemptions:
@@ -249,7 +252,9 @@ class Scheduler:
                 if sequence.epoch == epoch and sequence.state is State.RUNNING
             ]
         if not planned and not self._flights and self._requests:
-            planned = self._unblock()
+            chunks = self._policy.unblock(self.config.max_num_batched_tokens)
+            assert chunks, "there is work, but the step is empty"
+            planned = [(sequence, count) for sequence, count, _ in chunks]
         if planned:
             running.pool.write_back(WRITE_BACK_BLOCKS)
         entries = tuple([self._entry(sequence, count) for sequence, count in planned])
@@ -304,7 +309,7 @@ class Scheduler:
             self._forget_if_done(request)
         if result.seconds > 0 and plan.sequences:
             context = sum(entry.num_computed for entry in plan.sequences if entry.num_samples)
-            self._step_time.observe(plan.num_tokens, context, result.seconds)
+            self._policy.step_time.observe(plan.num_tokens, context, result.seconds)
         if self.config.check_invariants:
             self.check_invariants()
         return events + self._take_late()
@@ -332,7 +337,7 @@ class Scheduler:
         pool = running.pool
         return SchedulerStats(
             num_running=len(running),
-            num_waiting=len(self._new) + len(self._preempted),
+            num_waiting=len(self._policy),
             kv_cache_usage=1 - pool.num_free / pool.num_blocks,
             host_cache_usage=len(pool.host) / pool.host.num_blocks if pool.host else 0.0,
             num_blocks=pool.num_blocks,
@@ -352,7 +357,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""
         assert self._running.slots <= self.config.max_num_seqs, "more sequences run than max_num_seqs"
-        waiting = [*self._new, *self._preempted]
+        waiting = list(self._policy)
         numbers = sorted(s.number for s in (*self._running, *waiting))
         owned = sorted(s.number for r in self._requests.values() for s in r.sequences)
         assert numbers == owned, "a sequence is lost, or stands in two queues"
@@ -362,231 +367,6 @@ class Scheduler:
         for request in self._requests.values():
             assert request.sequences, "a request without sequences is still here"
         self._running.check_invariants()
-
-    def _refuse_impossible(self, request: Request) -> None:
-        prompt, sampling = len(request.prompt_token_ids), request.sampling
-        assert sampling.max_tokens is not None, "the door resolves max_tokens"
-        if prompt == 0:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
-        num_blocks = self.num_blocks if self._num_blocks is None else self._num_blocks
-        limit = min(self.max_model_len, num_blocks * self.block_size)
-        if prompt + sampling.max_tokens > limit:
-            raise InvalidRequest(
-                f"the prompt has {prompt} tokens and max_tokens is {sampling.max_tokens}, "
-                f"together more than the {limit} that one request can have here",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
-        if sampling.width > self.config.max_num_seqs:
-            raise InvalidRequest(
-                f"{sampling.width} sequences are asked for, more than the {self.config.max_num_seqs} that run at once "
-                "here",
-                param="n" if sampling.best_of is None else "best_of",
-            )
-        blocks = worst_case_blocks(prompt, sampling.max_tokens, sampling.width, self.block_size)
-        if blocks > num_blocks:
-            raise InvalidRequest(
-                f"{sampling.width} sequences of {prompt} prompt tokens and {sampling.max_tokens} output tokens may need "
-                f"{blocks} KV blocks; there are {num_blocks}",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
-
-    def _key(self, sequence: Sequence, *, since: float | None = None) -> tuple[float, ...]:
-        """The place in the policy's order, of a sequence that begins to wait."""
-        request = sequence.request
-        if self.config.policy == "priority":
-            return (request.priority, self._arrivals)
-        if self.config.policy != "shortest-first":
-            return (self._arrivals,)
-        generated = sequence.num_generated
-        output = self._predictor.expected(generated, request.max_tokens) - generated
-        work = (len(sequence.token_ids) + output * request.sampling.width) * self._prefill_seconds
-        return ((request.arrival if since is None else since) + AGING * work, self._arrivals)
-
-    def _budget(self, decodes: list[Sequence]) -> int:
-        """Tokens of this step."""
-        budget = self.config.max_num_batched_tokens
-        if self.config.policy == "slo" and decodes and self._step_time.is_fitted:
-            context = sum(sequence.num_planned for sequence in decodes)
-            wanted = self._step_time.tokens_within(self.config.target_itl_ms / 1000, context)
-            budget = min(budget, max(wanted, len(decodes) + _SLO_MIN_TOKENS))
-        return budget
-
-    def _fill(self, prefills: list[Sequence], budget: int, *, admits: bool) -> list[tuple[Sequence, int, int]]:
-        """Chunks of running and waiting prefills, in the policy's order, within a budget of tokens.
-
-        Returns:
-            Sequences, their tokens in this step, and the epochs in which they got them.
-        """
-        chunks: list[tuple[Sequence, int, int]] = []
-        prefills.sort(key=lambda sequence: sequence.key)
-        held_back: list[tuple[WaitingQueue, Sequence]] = []
-        forecast: Forecast | None = None
-        position = 0
-        while budget > 0:
-            queue, head = self._head() if admits else (None, None)
-            following = prefills[position] if position < len(prefills) else None
-            if following is not None and (head is None or (queue is self._new and following.key <= head.key)):
-                sequence = following
-                position += 1
-                if sequence.state is not State.RUNNING:
-                    continue
-            elif queue is not None and head is not None:
-                if self._waits_for_sibling(head):
-                    queue.remove(head)
-                    held_back.append((queue, head))
-                    continue
-                if forecast is None and self.config.admission == "expected":
-                    forecast = self._forecast()
-                if not self._guard(head.request, partial(self._start, queue, head, forecast)):
-                    admits = False
-                    continue
-                sequence = head
-            else:
-                break
-            count = min(sequence.remaining, budget)
-            chunks.append((sequence, count, sequence.epoch))
-            budget -= count
-        for queue, sequence in held_back:
-            queue.push(sequence)
-        return chunks
-
-    def _head(self) -> tuple[WaitingQueue | None, Sequence | None]:
-        """Who is to start next: a preempted one before a new one, within a priority."""
-        preempted, new = self._preempted.peek(), self._new.peek()
-        if preempted is None:
-            return (self._new, new) if new is not None else (None, None)
-        if new is not None and self.config.policy == "priority" and new.key[0] < preempted.key[0]:
-            return self._new, new
-        return self._preempted, preempted
-
-    def _waits_for_sibling(self, sequence: Sequence) -> bool:
-        """Whether another sequence of the request is computing what this one will find in the cache then."""
-        return any(
-            s.state is State.RUNNING and s.num_computed + 1 < len(s.token_ids)
-            for s in sequence.request.sequences
-            if s is not sequence
-        )
-
-    def _forecast(self) -> Forecast:
-        pool = self._running.pool
-        return Forecast(
-            self._running,
-            used=pool.num_blocks - pool.num_free,
-            predictor=self._predictor,
-            block_size=self.block_size,
-            max_len=self.max_model_len,
-        )
-
-    def _start(self, queue: WaitingQueue, head: Sequence, forecast: Forecast | None) -> bool:
-        """Admits the head of a queue if it may run; under `priority` less important ones may have to go for it."""
-        running = self._running
-        if not self._fits(head, forecast):
-            if self.config.policy != "priority" or not self._can_displace(head):
-                return False
-            while not (running.slots + head.slots <= self.config.max_num_seqs and self._has_room(head)):
-                worst = max(running, key=lambda sequence: sequence.key)
-                self._preempt(worst.request.sequences if worst.request.beams else [worst])
-        queue.remove(head)
-        running.admit(head, running.lookup(head))
-        request = head.request
-        if request.predicted is None:
-            request.predicted = (
-                self._predictor.expected(0, request.max_tokens),
-                self._predictor.quantile(0.9, request.max_tokens),
-            )
-        return True
-
-    def _has_room(self, head: Sequence) -> bool:
-        return self._running.has_room(head, self._running.lookup(head))
-
-    def _fits(self, head: Sequence, forecast: Forecast | None) -> bool:
-        running = self._running
-        if running.slots + head.slots > self.config.max_num_seqs:
-            return False
-        found = running.lookup(head)
-        if not running.has_room(head, found):
-            return False
-        if not len(running):
-            return True  # alone it fits, or it would have been refused
-        if self.config.admission == "never-evict":
-            requests = {id(s.request): s.request for s in (*running, head)}.values()
-            return worst_case(requests, self.block_size) <= self.num_blocks
-        if forecast is None:
-            return True
-        shared = len(found) - running.pool.num_needed(found)
-        return forecast.allows(head, shared, self.num_blocks)
-
-    def _can_displace(self, head: Sequence) -> bool:
-        """Whether there is room for a sequence without those that are less important."""
-        less = [sequence for sequence in self._running if sequence.key[0] > head.key[0]]
-        slots = self._running.slots - sum(sequence.slots for sequence in less)
-        free = self._running.pool.num_free + self._running.num_unshared(less)
-        # Blocks that are found in the cache would be needed too, so the whole length counts.
-        needed = self._running.blocks_for(len(head.token_ids))
-        return bool(less) and slots + head.slots <= self.config.max_num_seqs and needed <= free
-
-    def _grow(self, sequence: Sequence) -> None:
-        """Preempts until a running sequence can grow, be it itself that goes."""
-        while sequence.state is State.RUNNING and not self._running.grow(sequence):
-            self._preempt(self._victims())
-
-    def _victims(self) -> list[Sequence]:
-        """Who loses the least by giving up its blocks: one sequence, or all beams of a search.
-
-        Under `priority` the least important come first. The request that is first in the policy's order is spared.
-        """
-        first = min(self._running, key=lambda sequence: sequence.key).request
-        candidates: list[list[Sequence]] = []
-        for sequence in self._running:
-            request = sequence.request
-            if request is first:
-                continue
-            if request.beams is None:
-                candidates.append([sequence])
-            elif sequence is next(s for s in request.sequences if s.state is State.RUNNING):
-                candidates.append([s for s in request.sequences if s.state is State.RUNNING])
-        assert candidates, "one request alone does not fit the pool"
-
-        def loss(victims: list[Sequence]) -> tuple[float, float, float]:
-            importance = -victims[0].request.priority if self.config.policy == "priority" else 0
-            freed = self._running.num_unshared(victims)
-            # Who shares all frees nothing.
-            return (importance, freed or float("inf"), -victims[0].key[-1])
-
-        return min(candidates, key=loss)
-
-    def _preempt(self, victims: Iterable[Sequence]) -> None:
-        for victim in list(victims):
-            if victim.state is State.RUNNING:
-                self._running.preempt(victim)
-                self._preempted.push(victim)
-
-    def _end_a_time_slice(self, now: float) -> None:
-        """Lets a shorter one that waits have the place of a running sequence whose time slice is over."""
-        head = self._head()[1]
-        if head is None or self._fits(head, self._forecast() if self.config.admission == "expected" else None):
-            return
-        # As if it arrived now, with what it still has to do.
-        over = [
-            (self._key(s, since=now), s)
-            for s in self._running
-            if s.request.sampling.width == 1 and s.num_generated - s.since >= self.config.time_slice_tokens
-        ]
-        key, longest = max(over, key=lambda entry: entry[0], default=((), None))
-        if longest is not None and key > head.key:
-            self._running.preempt(longest)
-            longest.key = key
-            self._new.push(longest)
-
-    def _unblock(self) -> list[tuple[Sequence, int]]:
-        """Nothing can run although there is work: beams that wait for their siblings hold the blocks. One goes on."""
-        first = min((*self._running, *self._preempted), key=lambda sequence: sequence.key).request
-        self._preempt(s for s in list(self._running) if s.request is not first or s.candidates is not None)
-        chunks = self._fill([], self.config.max_num_batched_tokens, admits=True)
-        assert chunks, "there is work, but the step is empty"
-        return [(sequence, count) for sequence, count, _ in chunks]
 
     def _entry(self, sequence: Sequence, count: int) -> ScheduledSequence:
         start = sequence.num_planned
@@ -618,7 +398,7 @@ class Scheduler:
             return
         pool = self._running.pool
         while pool.num_blocks - pool.num_free > self._num_blocks:
-            self._preempt(self._victims())
+            self._policy.preempt(self._policy.victims())
         self._running.resize(self._num_blocks)
 
     def _take_late(self) -> list[Event]:
@@ -649,8 +429,7 @@ class Scheduler:
             self._num_violations += 1
             _log.exception("request %s was ended", request.request_id)
             for sequence in list(request.sequences):
-                self._new.remove(sequence)
-                self._preempted.remove(sequence)
+                self._policy.remove(sequence)
                 self._running.expel(sequence)
             news = self._fail(request, f"the server lost track of this request ({error}); send it again")
             request.sequences.clear()
@@ -665,8 +444,7 @@ class Scheduler:
         self._forget_if_done(request)
 
     def _end(self, sequence: Sequence) -> None:
-        self._new.remove(sequence)
-        self._preempted.remove(sequence)
+        self._policy.remove(sequence)
         self._answers.end(sequence, is_complete=False)
 
     def _forget_if_done(self, request: RequestState) -> None:

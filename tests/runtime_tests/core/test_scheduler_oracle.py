@@ -212,7 +212,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         # The scheduler does this by itself when blocks are short; here at any moment.
         victim = data.draw(st.sampled_from([s.number for s in self.run.scheduler._running]))
         sequence = next(s for s in self.run.scheduler._running if s.number == victim)
-        self.run.scheduler._preempt(sequence.request.sequences if sequence.request.beams else [sequence])
+        self.run.scheduler._policy.preempt(sequence.request.sequences if sequence.request.beams else [sequence])
 
     def teardown(self) -> None:
         if hasattr(self, "run"):
