@@ -15,10 +15,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from octavo_runtime.domain import EngineConfig
 from octavo_runtime.errors import StartError
 from octavo_runtime.server.serve import Service
 from octavo_runtime.server.settings import ServerConfig
+from octavo_runtime.settings import check_values, engine_config
 from octavo_runtime.testing import CHAT_TEMPLATE, ENGINE_COMMAND, Script, ids, write_model
 
 
@@ -81,12 +81,13 @@ Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, script: Script, *, ready: bool = True, **settings: Any) -> AsyncIterator[Served]:
-    """Serves a script; settings are fields of EngineConfig and ServerConfig, chat_template and engine_command."""
+    """Serves a script; settings are those of the engine and of the server, chat_template and engine_command."""
     model = write_model(folder / "tiny", script, chat_template=settings.pop("chat_template", CHAT_TEMPLATE))
-    engine = {name: settings.pop(name) for name in list(settings) if name in EngineConfig.__dataclass_fields__}
     command = settings.pop("engine_command", ENGINE_COMMAND)
-    config = ServerConfig("tiny", host="127.0.0.1", **{"port": 0, **settings})
-    service = Service(config, EngineConfig(str(model), **engine), engine_command=command)
+    door = {name: settings.pop(name) for name in list(settings) if name in ServerConfig.__dataclass_fields__}
+    config = ServerConfig("tiny", host="127.0.0.1", **{"port": 0, **door})
+    check_values(settings)
+    service = Service(config, engine_config(str(model), settings), engine_command=command)
     try:
         await service.start()
     except StartError:

@@ -21,8 +21,39 @@ HI = [{"role": "user", "content": "hi"}]
 COMPLETION_FIELDS: list[tuple[dict[str, Any], str, str | None, str | None]] = [
     ({"max_tokenz": 1}, "unknown field max_tokenz; did you mean max_tokens", "max_tokenz", "unknown_parameter"),
     ({"foo": None}, "unknown field foo", "foo", "unknown_parameter"),
-    ({"n": 2}, "n is not supported", "n", None),
-    ({"best_of": 3}, "best_of is not supported", "best_of", None),
+    ({"n": 0}, "n must be 1 or more, not 0", "n", None),
+    ({"n": True}, "Expected `int | null`, got `bool`", "n", None),
+    ({"n": 65}, "n asks for 65 sequences; this server runs 64 at once", "n", None),
+    ({"n": 10**30}, "n asks for 1000", "n", None),
+    ({"n": 3, "best_of": 2}, r"best_of must be n \(3\) or more, not 2", "best_of", None),
+    ({"best_of": 65}, "best_of asks for 65 sequences", "best_of", None),
+    ({"best_of": 2, "stream": True}, "cannot be streamed", "best_of", None),
+    ({"best_of": 2, "stop": "x"}, "takes no stop strings", "stop", None),
+    ({"use_beam_search": True}, "best_of .or n. of 2 or more", "best_of", None),
+    ({"use_beam_search": True, "n": 2, "stream": True}, "cannot be streamed", "use_beam_search", None),
+    ({"use_beam_search": True, "n": 2, "temperature": 0.5}, "temperature has no meaning", "temperature", None),
+    ({"use_beam_search": True, "n": 2, "stop": "x"}, "takes no stop strings", "stop", None),
+    ({"use_beam_search": 1}, "Expected `bool | null`", "use_beam_search", None),
+    (
+        {"use_beam_search": True, "n": 2, "stop_token_ids": list(range(65))},
+        "65 ids; beam search takes at most 64",
+        "stop_token_ids",
+        None,
+    ),
+    ({"length_penalty": 2}, "length_penalty is for beam search", "length_penalty", None),
+    ({"early_stopping": True}, "early_stopping is for beam search", "early_stopping", None),
+    ({"early_stopping": "always"}, "Invalid enum value 'always'", "early_stopping", None),
+    (
+        {"n": 64, "max_tokens": 128},
+        "64 sequences with a prompt of 2 tokens and max_tokens 128 may .* 576 KV blocks; .* 256.* at most 62 tokens",
+        "max_tokens",
+        "context_length_exceeded",
+    ),
+    ({"cache_salt": ""}, "cache_salt must not be an empty string", "cache_salt", None),
+    ({"cache_salt": 1}, "Expected `str | null`", "cache_salt", None),
+    ({"priority": 1}, "this server schedules by fcfs", "priority", None),
+    ({"priority": 0.5}, "Expected `int | null`", "priority", None),
+    ({"priority": 2**64}, "priority must be a 64-bit integer", "priority", None),
     ({"echo": True}, "echo is not supported", "echo", None),
     ({"logprobs": 0}, "logprobs is not supported", "logprobs", None),
     ({"logprobs": 5}, "logprobs is not supported", "logprobs", None),
@@ -97,6 +128,9 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"modalities": ["audio"]}, "modalities is not supported", "modalities"),
     ({"prompt": "x"}, "unknown field prompt", "prompt"),
     ({"max_completion_tokens": 0}, "must be 1 or more, not 0", "max_completion_tokens"),
+    ({"best_of": 2}, "best_of is not supported", "best_of"),
+    ({"n": 65}, "n asks for 65 sequences", "n"),
+    ({"n": 2, "use_beam_search": True, "stream": True}, "cannot be streamed", "use_beam_search"),
 ]
 
 # Not what a client library would send.
@@ -128,6 +162,11 @@ NEUTRAL: dict[str, Any] = {
     "logit_bias": {},
     "logprobs": None,
     "n": 1,
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "cache_salt": None,
+    "priority": 0,
     "temperature": None,
     "top_k": -1,
     "stop": None,
@@ -255,3 +294,8 @@ async def test_chat_template_error_is_the_users(serve: Serve) -> None:
         status, body = await served.post(CHAT, messages=HI)
         assert status == 400
         assert checked(body, "no system here")["param"] == "messages"
+
+
+async def test_completions_takes_any_top_k(served: Served) -> None:
+    status, body = await served.post(COMPLETIONS, prompt="hi", top_k=10**30, max_tokens=1)
+    assert status == 200, body

@@ -101,12 +101,49 @@ async def test_openai_client_completions(client: openai.AsyncOpenAI) -> None:
     assert [choice.text for choice in answer.choices] == ["Hello", "Hello"]
 
 
+async def test_openai_client_two_answers(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hi"}], n=2, max_completion_tokens=5
+    )
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [(0, "Hello"), (1, "Hello")]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 10
+    assert answer.usage.prompt_tokens == len("user: hi\nassistant: ")
+
+
+async def test_openai_client_two_answers_streamed(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        n=2,
+        max_completion_tokens=18,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    for index in range(2):
+        mine = [chunk.choices[0] for chunk in chunks if chunk.choices and chunk.choices[0].index == index]
+        assert mine[0].delta.role == "assistant"
+        assert "".join(choice.delta.content or "" for choice in mine) == "Hello, wörld 😀"
+        assert [choice.finish_reason for choice in mine if choice.finish_reason] == ["length"]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 36
+
+
+async def test_openai_client_beam_search(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(
+        model="tiny", prompt="a", n=2, best_of=4, max_tokens=4, extra_body={"use_beam_search": True}
+    )
+    assert answer.choices[0].text == "Hell"
+    assert len(answer.choices) == 2
+
+
 async def test_openai_client_errors_are_its_own(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         await client.completions.create(model="other", prompt="a")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as wrong:
-        await client.completions.create(model="tiny", prompt="a", n=2)
+        await client.completions.create(model="tiny", prompt="a", n=65)
     assert wrong.value.param == "n"
     with pytest.raises(openai.APIError):  # an error event in the middle of a stream
         async for _ in await client.completions.create(model="tiny", prompt=[1], stream=True):

@@ -140,3 +140,73 @@ async def test_completions_long_text_is_tokenised_beside_the_loop(served: Served
 async def test_completions_model_may_be_left_out(served: Served) -> None:
     status, body = await served.post(PATH, prompt="hi", model=None)
     assert (status, body["model"]) == (200, "tiny")
+
+
+async def test_completions_n_answers_for_each_prompt(served: Served) -> None:
+    request: dict[str, Any] = {"prompt": ["a", "bcd"], "n": 3, "max_tokens": 5}
+    _, whole = await served.post(PATH, **request)
+    assert [(c["index"], c["text"]) for c in whole["choices"]] == [(index, "Hello") for index in range(6)]
+    assert whole["usage"]["prompt_tokens"] == 4, "a prompt counts once"
+    assert whole["usage"]["completion_tokens"] == 30
+
+
+async def test_completions_n_streamed_ends_each_choice_once(served: Served) -> None:
+    request: dict[str, Any] = {"prompt": ["a", "bcd"], "n": 2, "max_tokens": 18}
+    *chunks, last, done = await served.events(PATH, **request, stream_options={"include_usage": True})
+    assert done == "[DONE]"
+    assert last["choices"] == []
+    for index in range(4):
+        mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert "".join(choice["text"] for choice in mine) == "Hello, wörld 😀"
+        assert [choice["finish_reason"] for choice in mine] == [None] * (len(mine) - 1) + ["length"]
+    _, whole = await served.post(PATH, **request)
+    assert last["usage"] == whole["usage"]
+
+
+async def test_completions_n_with_a_stop_string(served: Served) -> None:
+    _, body = await served.post(PATH, prompt="hi", n=3, max_tokens=30, stop="wör")
+    assert [(c["text"], c["finish_reason"], c["stop_reason"]) for c in body["choices"]] == [
+        ("Hello, ", "stop", "wör")
+    ] * 3
+    assert body["usage"]["completion_tokens"] == 3 * len("Hello, wör".encode())
+
+
+async def test_completions_best_of(served: Served) -> None:
+    _, body = await served.post(PATH, prompt="hi", n=2, best_of=4, max_tokens=5)
+    assert [(c["index"], c["text"], c["finish_reason"]) for c in body["choices"]] == [
+        (0, "Hello", "length"),
+        (1, "Hello", "length"),
+    ]
+    assert body["usage"]["completion_tokens"] == 10
+
+
+async def test_completions_best_of_equal_to_n_streams(served: Served) -> None:
+    *chunks, _ = await served.events(PATH, prompt="hi", n=2, best_of=2, max_tokens=1)
+    assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1}
+
+
+async def test_completions_beam_search(served: Served) -> None:
+    _, body = await served.post(
+        PATH, prompt="hi", n=2, best_of=3, use_beam_search=True, max_tokens=4, length_penalty=0.5, early_stopping=True
+    )
+    first, second = body["choices"]
+    assert first["text"] == "Hell", "the best token of each step"
+    assert second["text"] != first["text"]
+    assert [first["finish_reason"], second["finish_reason"]] == ["length", "length"]
+    assert body["usage"]["completion_tokens"] == 8
+
+
+async def test_completions_n_of_which_one_fails_fails(served: Served) -> None:
+    status, body = await served.post(PATH, prompt=[1], n=3, max_tokens=4)
+    assert (status, body["error"]["message"]) == (500, "the logits are not finite")
+    events = await served.events(PATH, prompt=[1], n=3, max_tokens=4)
+    assert [set(event) for event in events] == [{"error"}]
+
+
+async def test_completions_cache_salt_keeps_prompts_apart(served: Served) -> None:
+    prompt = list(ids("another prompt of more than two blocks of sixteen"))
+    cached = []
+    for salt in ("mine", "mine", "yours", None):
+        _, body = await served.post(PATH, prompt=prompt, max_tokens=1, cache_salt=salt)
+        cached.append(body["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, 48, 0, 0]

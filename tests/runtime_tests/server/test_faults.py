@@ -9,12 +9,14 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 
-from octavo_runtime.errors import CannotListen, DeviceLost, EngineDied, InternalError, StartError
+from octavo_runtime.errors import BadFlags, CannotListen, DeviceLost, EngineDied, InternalError, StartError
+from octavo_runtime.replay.trace import read_trace
 from octavo_runtime.testing import Script, ids
 
 if TYPE_CHECKING:
@@ -81,19 +83,40 @@ async def test_stop_string_ends_the_request_in_the_engine(serve: Serve) -> None:
         assert metrics["vllm:iteration_tokens_total_count"] < 20, "the engine went on without a reader"
 
 
-async def test_queue_full_is_429_for_new_requests_only(serve: Serve) -> None:
+async def test_client_gone_takes_all_its_answers_along(serve: Serve) -> None:
+    async with serve(SLOW) as served:
+        async with served.http.post(PATH, json={**LONG, "n": 3, "max_tokens": 400, "stream": True}) as answer:
+            await first_event(answer)
+            answer.close()
+        await check_all_free(served, aborted=3)
+
+
+async def test_queue_full_is_503_for_new_requests_only(serve: Serve) -> None:
     async with serve(SLOW, max_num_seqs=1, max_num_queued_reqs=1) as served:
         held = [asyncio.create_task(served.post(PATH, prompt="hi", max_tokens=30)) for _ in range(2)]
         await served.until(lambda m: m["vllm:num_requests_running"] + m["vllm:num_requests_waiting"] == 2)
         async with served.http.post(PATH, json={"prompt": "hi"}) as answer:
-            assert answer.status == 429
-            assert int(answer.headers["Retry-After"]) > 0
+            assert answer.status == 503
+            assert 1 <= int(answer.headers["Retry-After"]) <= 60
             error = (await answer.json())["error"]
-            assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+            assert (error["type"], error["code"]) == ("server_error", "queue_full")
         assert (await served.get("/readyz"))[0] == 200, "overload must not change readiness"
         assert [status for status, _ in await asyncio.gather(*held)] == [200, 200]
         metrics = await served.metrics()
         assert metrics['octavo:requests_refused_total{code="queue_full"}'] == 1
+
+
+async def test_queue_full_of_tokens(serve: Serve) -> None:
+    async with serve(SLOW, max_num_seqs=1, max_num_queued_tokens=50) as served:
+        running = asyncio.create_task(served.post(PATH, prompt="hi", max_tokens=100))
+        await served.until(lambda m: m["vllm:generation_tokens_total"] > 0)
+        # Nothing waits, so even what is longer than the limit may.
+        held = [asyncio.create_task(served.post(PATH, prompt="x" * 60, max_tokens=1))]
+        await served.until(lambda m: m["vllm:num_requests_waiting"] == 1)
+        status, body = await served.post(PATH, prompt="x")
+        assert (status, body["error"]["code"]) == (503, "queue_full")
+        assert [status for status, _ in await asyncio.gather(running, *held)] == [200, 200]
+        assert (await served.post(PATH, prompt="x" * 60, max_tokens=1))[0] == 200
 
 
 async def test_engine_killed_ends_streams_with_an_error_event(serve: Serve) -> None:
@@ -267,3 +290,54 @@ async def test_connection_age_zero_keeps_connections(serve: Serve) -> None:
     async with serve(Script(reply=ids("x")), max_connection_age=0.0) as served:
         for _ in range(3):
             assert "Connection" not in await head(served)
+
+
+async def test_resize_within_bounds(serve: Serve) -> None:
+    async with serve(Script(reply=ids("x")), kv_cache_memory_max=1 << 20) as served:
+        status, body = await served.post("/kv_cache_memory", bytes=1 << 19)
+        assert status == 200, body
+        assert 0 < body["bytes"] <= 1 << 19
+        metrics = await served.until(lambda m: m["octavo:kv_cache_blocks"] == body["num_blocks"])
+        assert metrics["octavo:kv_cache_blocks"] > 0
+        assert (await served.post(PATH, prompt="hi", max_tokens=1))[0] == 200
+        for size in (1 << 21, 0, -1, 2**64):
+            status, body = await served.post("/kv_cache_memory", bytes=size)
+            assert (status, body["error"]["param"]) == (400, "bytes"), body
+        status, body = await served.post("/kv_cache_memory", bytes="4Gi")
+        assert (status, body["error"]["param"]) == (400, "bytes")
+
+
+async def test_resize_is_off_by_default(serve: Serve) -> None:
+    async with serve(Script(reply=ids("x"))) as served:
+        assert (await served.post("/kv_cache_memory", bytes=1 << 19))[0] == 404
+
+
+async def test_priority_goes_first(serve: Serve) -> None:
+    async with serve(SLOW, max_num_seqs=1, scheduling_policy="priority") as served:
+        order: list[int] = []
+
+        async def ask(priority: int) -> None:
+            await served.post(PATH, prompt="hi", max_tokens=20, priority=priority)
+            order.append(priority)
+
+        held = [asyncio.create_task(ask(priority)) for priority in (0, 5, 3)]
+        await served.until(lambda m: m["vllm:num_requests_waiting"] == 2)
+        await asyncio.gather(*held, ask(-1))
+        assert order == [-1, 0, 3, 5]
+
+
+async def test_trace_that_cannot_be_written(serve: Serve, tmp_path: Path) -> None:
+    with pytest.raises(BadFlags, match=r"--record-trace: .* cannot be written: No such file"):
+        async with serve(Script(reply=ids("x")), record_trace=tmp_path / "no" / "trace"):
+            pass
+
+
+async def test_trace_of_what_was_served(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    async with serve(Script(reply=ids("secret ")), record_trace=file, scheduling_policy="priority") as served:
+        await served.post(PATH, prompt="private", max_tokens=20, n=2)
+        await served.post(PATH, prompt="private", max_tokens=20, stop="t", priority=3)
+    trace = read_trace(file)
+    assert trace.header.scheduler.policy == "priority"
+    assert [(line.prompt, line.outputs, line.priority) for line in trace.lines] == [(7, (20, 20), 0), (7, (6,), 3)]
+    assert b"secret" not in file.read_bytes()

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo_runtime.domain import SchedulerStats
+from octavo_runtime.ipc.messages import Step
+from octavo_runtime.server.metrics import Metrics
 from octavo_runtime.testing import EOS, Script, ids
 
 if TYPE_CHECKING:
@@ -30,6 +36,18 @@ CONTRACT = {
     "vllm:inter_token_latency_seconds": "histogram",
     "vllm:e2e_request_latency_seconds": "histogram",
     "vllm:iteration_tokens_total": "histogram",
+    "octavo:kv_cache_blocks": "gauge",
+    "octavo:host_cache_usage_perc": "gauge",
+    "octavo:engine_silent_seconds": "gauge",
+    "octavo:engine_resident_memory_bytes": "gauge",
+    "octavo:recomputed_tokens": "counter",
+    "octavo:swapped_out_blocks": "counter",
+    "octavo:swapped_in_blocks": "counter",
+    "octavo:invariant_violations": "counter",
+    "octavo:predictions": "counter",
+    "octavo:predicted_tokens": "counter",
+    "octavo:predicted_actual_tokens": "counter",
+    "octavo:predictions_within_p90": "counter",
 }
 
 
@@ -40,6 +58,61 @@ async def test_metrics_names_types_and_label(serve: Serve) -> None:
     for name in CONTRACT:
         assert families[name].samples, f"{name} has no sample before the first request"
         assert all(sample.labels["model_name"] == "tiny" for sample in families[name].samples)
+
+
+def test_metrics_are_those_of_the_contract() -> None:
+    contract = (Path(__file__).parents[3] / "docs" / "contract.md").read_text()
+    named = {
+        name if kind == "histogram" else name.removesuffix("_total")
+        for name in re.findall(r"`((?:vllm|octavo):\w+)", contract)
+        for kind in [CONTRACT.get(name)]
+    }
+    assert named == {*CONTRACT, "octavo:requests_refused"}
+
+
+class Silent:
+    """A client that has told nothing yet."""
+
+    def __init__(self, num_open: int) -> None:
+        self.num_open = num_open
+
+
+def test_metrics_follow_the_scheduler() -> None:
+    metrics = Metrics("tiny", Silent(num_open=4))  # type: ignore[arg-type] # all that is asked
+
+    def value(name: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"model_name": "tiny"})
+
+    assert value("vllm:num_requests_waiting") == 4
+    first = SchedulerStats(
+        num_running=1, num_waiting=1, kv_cache_usage=0.5, host_cache_usage=0.25, num_blocks=10, num_preemptions=2,
+        num_recomputed_tokens=30, num_swapped_out=4, num_swapped_in=3, prefix_queries=50, prefix_hits=20,
+        num_invariant_violations=1, num_predictions=5, predicted_tokens=60, predicted_actual_tokens=70, num_within_p90=4,
+    )  # fmt: skip
+    metrics.step(Step([], 1, first))
+    assert value("vllm:num_requests_waiting") == 3, "two that the engine has not heard of"
+    metrics.step(Step([], 1, replace(first, num_running=8, num_waiting=2, num_swapped_out=9, num_blocks=12)))
+    assert value("vllm:num_requests_waiting") == 2, "answers of one request run side by side"
+    assert {name: value(name) for name in EXPECTED} == EXPECTED
+
+
+EXPECTED = {
+    "vllm:num_requests_running": 8,
+    "vllm:kv_cache_usage_perc": 0.5,
+    "vllm:num_preemptions_total": 2,
+    "vllm:prefix_cache_queries_total": 50,
+    "vllm:prefix_cache_hits_total": 20,
+    "octavo:kv_cache_blocks": 12,
+    "octavo:host_cache_usage_perc": 0.25,
+    "octavo:recomputed_tokens_total": 30,
+    "octavo:swapped_out_blocks_total": 9,
+    "octavo:swapped_in_blocks_total": 3,
+    "octavo:invariant_violations_total": 1,
+    "octavo:predictions_total": 5,
+    "octavo:predicted_tokens_total": 60,
+    "octavo:predicted_actual_tokens_total": 70,
+    "octavo:predictions_within_p90_total": 4,
+}
 
 
 async def test_metrics_add_up(serve: Serve) -> None:
