@@ -11,6 +11,7 @@ import octavo_runtime
 from octavo_runtime import LLM, SamplingParams
 from octavo_runtime.domain import StepPlan, StepResult
 from octavo_runtime.errors import BadFlags, InvalidRequest, ModelNotFound
+from octavo_runtime.llm import CompletionOutput
 from octavo_runtime.testing import EOS, Script, ScriptedExecutor, ids, write_model
 
 
@@ -27,6 +28,7 @@ def test_generate_one_text(tmp_path: Path) -> None:
     assert output.token_ids == ids("Hello")
     assert output.prompt_token_ids == ids("hi")
     assert (output.finish_reason, output.stop_reason, output.num_cached_tokens) == ("length", None, 0)
+    assert output.outputs == (CompletionOutput(0, "Hello", ids("Hello"), "length", None),)
 
 
 def test_generate_default_sampling(tmp_path: Path) -> None:
@@ -49,13 +51,46 @@ def test_generate_one_list_of_token_ids_is_one_prompt(tmp_path: Path) -> None:
     assert len(llm.generate([72, 73, 74])) == 1
 
 
+def test_generate_several_answers_to_each_prompt(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path)
+    each = [
+        SamplingParams(n=3, max_tokens=5),
+        SamplingParams(max_tokens=1),
+        SamplingParams(n=2, best_of=4, max_tokens=2),
+    ]
+    outputs = llm.generate(["a", "b", "c"], each)
+    assert [[answer.text for answer in output.outputs] for output in outputs] == [["Hello"] * 3, ["H"], ["He"] * 2]
+    assert [answer.index for answer in outputs[0].outputs] == [0, 1, 2]
+
+
+def test_generate_stop_string_ends_its_own_answer_and_frees_the_engine(tmp_path: Path) -> None:
+    llm, executor = offline(tmp_path, async_scheduling=False)
+    (output,) = llm.generate("hi", SamplingParams(n=2, max_tokens=400, stop=("wör",)))
+    assert [(a.text, a.finish_reason, a.stop_reason) for a in output.outputs] == [("Hello, ", "stop", "wör")] * 2
+    assert len(executor.plans) == len(ids("Hello, wör")), "no step after the stop strings"
+
+
+def test_generate_beam_search(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path)
+    params = SamplingParams(n=2, best_of=3, use_beam_search=True, max_tokens=4, length_penalty=0.0)
+    (output,) = llm.generate("hi", params)
+    assert output.text == "Hell", "the best token of each step"
+    assert len({answer.text for answer in output.outputs}) == 2
+
+
+def test_generate_more_answers_than_run_at_once(tmp_path: Path) -> None:
+    llm, _ = offline(tmp_path, max_num_seqs=2)
+    with pytest.raises(InvalidRequest, match="n asks for 3 sequences; this server runs 2"):
+        llm.generate("hi", SamplingParams(n=3))
+
+
 def test_generate_nothing(tmp_path: Path) -> None:
     llm, _ = offline(tmp_path)
     assert llm.generate([]) == []
 
 
 def test_generate_stop_string_frees_the_engine(tmp_path: Path) -> None:
-    llm, executor = offline(tmp_path)
+    llm, executor = offline(tmp_path, async_scheduling=False)
     (output,) = llm.generate("hi", SamplingParams(max_tokens=400, stop=("wör",)))
     assert (output.text, output.finish_reason, output.stop_reason) == ("Hello, ", "stop", "wör")
     assert output.token_ids == ids("Hello, wör")
@@ -136,6 +171,14 @@ def test_llm_refuses_unknown_settings(tmp_path: Path) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs must be a whole number, 1 or more, not 0"),
         ({"kv_cache_memory": "4Gi"}, "kv_cache_memory must be a whole number"),
         ({"max_model_len": True}, "max_model_len must be a whole number"),
+        (
+            {"scheduling_policy": "sjf"},
+            "scheduling_policy must be one of fcfs, shortest-first, priority, slo, not 'sjf'",
+        ),
+        ({"admission_policy": "hope"}, "admission_policy must be one of expected, never-evict, max-utilization"),
+        ({"async_scheduling": "yes"}, "async_scheduling must be one of True, False"),
+        ({"swap_space": -1}, "swap_space must be a whole number, 0 or more"),
+        ({"target_itl_ms": 0}, "target_itl_ms must be above 0, not 0"),
         ({"gpu_memory_utilization": 1.2}, r"gpu_memory_utilization must be in \(0, 1\], not 1.2"),
     ],
 )
@@ -144,9 +187,33 @@ def test_llm_refuses_values(tmp_path: Path, settings: dict[str, Any], said: str)
         LLM(tmp_path, **settings)
 
 
-def test_llm_refuses_settings_that_contradict(tmp_path: Path) -> None:
-    with pytest.raises(BadFlags, match="max_num_batched_tokens"):
-        offline(tmp_path, max_num_batched_tokens=8)
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_num_batched_tokens": 8}, "max_num_batched_tokens 8 is less than max_num_seqs 64"),
+        ({"time_slice_tokens": 8}, "time_slice_tokens 8 needs scheduling_policy shortest-first: under fcfs"),
+        ({"target_itl_ms": 9.0, "scheduling_policy": "priority"}, "target_itl_ms 9.0 needs scheduling_policy slo"),
+        ({"kv_cache_memory": 2, "kv_cache_memory_max": 1}, "kv_cache_memory_max 1 is less than kv_cache_memory 2"),
+        ({"swap_space": 4}, "swap_space 4 is 4 bytes, less than a KV block"),
+    ],
+)
+def test_llm_refuses_settings_that_contradict(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadFlags, match=said):
+        offline(tmp_path, **settings)
+
+
+def test_llm_takes_the_settings_of_the_scheduler_flat(tmp_path: Path) -> None:
+    llm, _ = offline(
+        tmp_path,
+        scheduling_policy="shortest-first",
+        admission_policy="never-evict",
+        time_slice_tokens=32,
+        max_num_seqs=3,
+    )
+    scheduler = llm._config.scheduler
+    assert (scheduler.policy, scheduler.admission) == ("shortest-first", "never-evict")
+    assert (scheduler.time_slice_tokens, scheduler.max_num_seqs) == (32, 3)
+    assert llm.generate("hi", SamplingParams(max_tokens=1))[0].text == "H"
 
 
 def test_llm_model_not_found(tmp_path: Path) -> None:
