@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from octavo_runtime.domain import EngineConfig, EngineInfo, StepPlan, StepResult
+from octavo_runtime.domain import EngineConfig, EngineInfo, ScheduledSequence, StepPlan, StepResult
 from octavo_runtime.errors import DeviceLost
 
 __all__ = [
@@ -38,6 +38,8 @@ ENGINE_COMMAND = (sys.executable, "-m", "octavo_runtime.testing", "engine")
 EOS = 256
 """The end-of-sequence token of `write_model`; the ids below it are the 256 bytes."""
 
+_KV_BYTES = 256  # that a token would keep, if anything were kept
+
 
 class Script(msgspec.Struct, frozen=True):
     """What a ScriptedExecutor does.
@@ -51,6 +53,7 @@ class Script(msgspec.Struct, frozen=True):
         load_error: Name of the StartError that loading ends with.
         max_model_len: Longest prompt plus output.
         num_blocks: Blocks in the KV pool.
+        choice_shift: Each further answer to a prompt begins so many tokens further on in the reply.
         die_on: Prompt token that ends the process, as the kernel does when memory is short.
         hang_on: Prompt token at which the step never returns.
         raise_on: Prompt token at which the executor raises what nobody expects.
@@ -64,6 +67,7 @@ class Script(msgspec.Struct, frozen=True):
     load_error: str = ""
     max_model_len: int = 512
     num_blocks: int = 256
+    choice_shift: int = 0
     die_on: int | None = None
     hang_on: int | None = None
     raise_on: int | None = None
@@ -72,20 +76,28 @@ class Script(msgspec.Struct, frozen=True):
 
 
 class ScriptedExecutor:
-    """An Executor without a model: the n-th output token of a request is the n-th of the script.
+    """An Executor without a model: the n-th output token of an answer is the n-th of the script.
+
+    A beam's candidates are the tokens of the script from its place on, without repetitions, each less likely than the
+    one before. Block copies move nothing. A placeholder must stand for a token that the step before has sampled.
 
     Args:
         script: What to do.
         block_size: Tokens per block.
+        num_host_blocks: Blocks in the host tier.
+        max_num_blocks: Blocks up to which the pool may be resized; 0: as many as it has.
 
     Attributes:
         info: The limits, from the script.
         plans: The steps so far.
     """
 
-    def __init__(self, script: Script, *, block_size: int = 16) -> None:
+    def __init__(
+        self, script: Script, *, block_size: int = 16, num_host_blocks: int = 0, max_num_blocks: int = 0
+    ) -> None:
         self._script = script
         self._failing: set[str] = set()
+        self._sampled: set[int] = set()
         self.plans: list[StepPlan] = []
         self.info = EngineInfo(
             max_model_len=script.max_model_len,
@@ -96,24 +108,44 @@ class ScriptedExecutor:
             device="cpu",
             dtype="float32",
             kv_cache_dtype="float32",
+            max_num_blocks=max(script.num_blocks, max_num_blocks),
+            num_host_blocks=num_host_blocks,
+            block_bytes=_KV_BYTES * block_size,
         )
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Takes a step as scripted."""
         self.plans.append(plan)
+        began = time.perf_counter()
         time.sleep(self._script.step_seconds)
-        sampled, failed = {}, {}
-        for sequence in plan.sequences:
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        failed: dict[int, str] = {}
+        for position, sequence in enumerate(plan.sequences):
+            if sequence.feeds and sequence.number not in self._sampled:
+                raise KeyError(sequence.number)
             if sequence.num_generated == 0:
                 self._suffer(sequence.request_id, sequence.token_ids)
-            if not sequence.samples:
-                continue
-            if sequence.request_id in self._failing:
-                failed[sequence.request_id] = "the logits are not finite"
-            else:
-                reply = self._script.reply
-                sampled[sequence.request_id] = reply[sequence.num_generated % len(reply)]
-        return StepResult(sampled, failed)
+            if sequence.num_samples and sequence.request_id in self._failing:
+                failed[position] = "the logits are not finite"
+            for token, logprob in self._draw(sequence):
+                tokens.append(token)
+                logprobs.append(logprob)
+        self._sampled = {sequence.number for sequence in plan.sequences if sequence.num_samples == 1}
+        if not any(s.num_samples and s.sampling.needs_logprobs for s in plan.sequences):
+            logprobs = []
+        return StepResult(tokens, logprobs, failed, time.perf_counter() - began)
+
+    def _draw(self, sequence: ScheduledSequence) -> list[tuple[int, float]]:
+        """What a sequence samples, with logarithms of probabilities."""
+        reply, shift = self._script.reply, self._script.choice_shift
+        place, count = sequence.num_generated, sequence.num_samples
+        if not sequence.sampling.use_beam_search:
+            places = (place + (sequence.choice + draw) * shift for draw in range(count))
+            return [(reply[place % len(reply)], -0.1) for place in places]
+        candidates = dict.fromkeys(reply[(place + n) % len(reply)] for n in range(len(reply)))
+        candidates.update(dict.fromkeys(range(count)))
+        return [(token, -0.1 * (rank + 1)) for rank, token in enumerate(list(candidates)[:count])]
 
     def _suffer(self, request_id: str, token_ids: Sequence[int]) -> None:
         script = self._script
@@ -176,7 +208,13 @@ def load_scripted(config: EngineConfig, progress: Callable[[str, int, int], None
         time.sleep(script.load_seconds / steps)
     if script.load_error:
         raise getattr(errors, script.load_error)("scripted: loading failed", hint="Try another script.")
-    executor = ScriptedExecutor(script, block_size=config.block_size)
+    block_bytes = _KV_BYTES * config.block_size
+    executor = ScriptedExecutor(
+        script,
+        block_size=config.block_size,
+        num_host_blocks=config.swap_space // block_bytes,
+        max_num_blocks=(config.kv_cache_memory_max or 0) // block_bytes,
+    )
     if config.max_model_len is not None:
         executor.info = dataclasses.replace(executor.info, max_model_len=config.max_model_len)
     return executor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["PagedBatch"]
@@ -21,4 +22,4 @@ class PagedBatch:
     block_size: int
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
-    block_tables: tuple[tuple[int, ...], ...]
+    block_tables: tuple[Sequence[int], ...]

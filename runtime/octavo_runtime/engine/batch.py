@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from octavo_kernels.paged_attention import PagedBatch
-from octavo_runtime.domain import ScheduledSequence, StepPlan
+from octavo_runtime.domain import StepPlan
 
 __all__ = ["Batch", "build_batch"]
 
@@ -22,23 +23,22 @@ class Batch:
         positions: [tokens], int64.
         slots: [tokens], int64: where each token's KV goes.
         paged: Which tokens are whose.
-        sampling: The sequences that sample, in order.
-        sampling_rows: [sampling], int64: the row of each one's last token.
+        sampling_rows: [sequences that sample], int64, in order: the row of each one's last token.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     paged: PagedBatch
-    sampling: tuple[ScheduledSequence, ...]
     sampling_rows: torch.Tensor
 
 
-def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
+def build_batch(plan: StepPlan, sampled: Mapping[int, int], block_size: int, device: torch.device) -> Batch:
     """Lays a plan's sequences one after the other.
 
     Args:
         plan: At least one sequence.
+        sampled: Sequence number -> token sampled in the step before: what takes the places of placeholders.
         block_size: Tokens per block.
         device: Of the tensors.
     """
@@ -48,7 +48,7 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
     end = 0
     for sequence in plan.sequences:
         start, end = end, end + len(sequence.token_ids)
-        table[0, start:end] = sequence.token_ids
+        table[0, start:end] = sampled[sequence.number] if sequence.feeds else sequence.token_ids
         first = sequence.num_computed
         if end - start == 1:
             table[1, start] = first
@@ -58,7 +58,8 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
             table[1, start:end] = positions
             blocks = np.asarray(sequence.block_table, dtype=np.int64)
             table[2, start:end] = blocks[positions // block_size] * block_size + positions % block_size
-        rows.append(end - 1)
+        if sequence.num_samples:
+            rows.append(end - 1)
     token_ids, positions_, slots = torch.from_numpy(table).to(device)
     return Batch(
         token_ids=token_ids,
@@ -70,10 +71,5 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
             context_lens=tuple(sequence.num_computed + len(sequence.token_ids) for sequence in plan.sequences),
             block_tables=tuple(sequence.block_table for sequence in plan.sequences),
         ),
-        sampling=tuple(sequence for sequence in plan.sequences if sequence.samples),
-        sampling_rows=torch.tensor(
-            [row for row, sequence in zip(rows, plan.sequences, strict=True) if sequence.samples],
-            dtype=torch.int64,
-            device=device,
-        ),
+        sampling_rows=torch.tensor(rows, dtype=torch.int64, device=device),
     )

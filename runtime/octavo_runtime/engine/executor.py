@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +12,10 @@ from typing import Protocol
 
 import torch
 
-from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, ScheduledSequence, StepPlan, StepResult
+from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
-from octavo_runtime.engine.kv_cache import allocate_kv_cache
+from octavo_runtime.engine.kv_cache import KVPool
+from octavo_runtime.engine.measure import one_sequence, prefill_seconds_per_token, swap_seconds_per_block
 from octavo_runtime.engine.memory import kv_memory, require_room_for_weights
 from octavo_runtime.engine.sampler import sample_tokens
 from octavo_runtime.engine.threads import set_threads
@@ -20,6 +23,9 @@ from octavo_runtime.errors import DeviceLost, DeviceUnavailable
 from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.plan import (
     DEFAULT_CPU_KV_MEMORY,
+    KVSize,
+    check_growth,
+    kv_block_bytes,
     resolve_device,
     resolve_dtype,
     resolve_kv_dtype,
@@ -49,7 +55,7 @@ class Executor(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Computes a step: a token or a failure for each sequence that samples."""
+        """Computes a step: tokens or a failure for each sequence that samples."""
         ...
 
 
@@ -58,13 +64,17 @@ class TorchExecutor:
 
     Args:
         decoder: The model.
+        pool: Its KV cache.
         info: Its limits.
     """
 
-    def __init__(self, decoder: Decoder, info: EngineInfo) -> None:
+    def __init__(self, decoder: Decoder, pool: KVPool, info: EngineInfo) -> None:
         self._decoder = decoder
+        self._pool = pool
         self._device = torch.device(info.device)
         self._info = info
+        self._sampled: dict[int, int] = {}  # by the last step: sequence number -> token
+        self._thread: int | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -78,16 +88,37 @@ class TorchExecutor:
         Raises:
             DeviceLost: The device failed; the process cannot go on.
         """
-        if not plan.sequences:
-            return StepResult({}, {})
+        began = time.perf_counter()
+        if self._thread != threading.get_ident() and self._device.type == "cpu":
+            set_threads()  # OpenMP keeps the number for each thread that computes
+            self._thread = threading.get_ident()
         try:
-            batch = build_batch(plan, self._info.block_size, self._device)
-            logits = self._decoder.forward(
-                batch.token_ids, batch.positions, batch.slots, batch.paged, batch.sampling_rows
-            )
-            return sample_tokens(logits, batch.sampling)
+            self._pool.copy(plan.copies)
+            if plan.num_blocks is not None:
+                self._pool.resize(plan.num_blocks)
+            result = self._compute(plan) if plan.sequences else StepResult()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
         except torch.AcceleratorError as error:
             raise DeviceLost(f"the GPU failed in a step of {plan.num_tokens} tokens: {error}") from error
+        self._sampled = _sampled(plan, result)
+        return replace(result, seconds=time.perf_counter() - began)
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        batch = build_batch(plan, self._sampled, self._info.block_size, self._device)
+        logits = self._decoder.forward(batch.token_ids, batch.positions, batch.slots, batch.paged, batch.sampling_rows)
+        return sample_tokens(logits, plan.sequences)
+
+
+def _sampled(plan: StepPlan, result: StepResult) -> dict[int, int]:
+    """The token that each sequence goes on with, where it can be told without the scheduler."""
+    tokens: dict[int, int] = {}
+    place = 0
+    for sequence in plan.sequences:
+        if sequence.num_samples == 1:
+            tokens[sequence.number] = result.tokens[place]
+        place += sequence.num_samples
+    return tokens
 
 
 def load_executor(config: EngineConfig, progress: Progress | None = None) -> TorchExecutor:
@@ -107,6 +138,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
 
     device = _device(config)
     config = replace(config, device=device.type)
+    check_growth(config)
     stored = {checkpoint[slot.source].dtype for slot in weights.slots}
     dtype = resolve_dtype(config.dtype, device.type, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
@@ -124,41 +156,50 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         progress=lambda done, total: report("weights", done, total),
     )
 
-    def assemble(num_blocks: int, max_model_len: int) -> TorchExecutor:
-        info = EngineInfo(
-            max_model_len=max_model_len,
-            vocab_size=tokens.vocab_size,
-            eos_token_ids=tokens.eos,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            device=device.type,
-            dtype=dtype,
-            kv_cache_dtype=kv_dtype,
-        )
-        kv_cache = allocate_kv_cache(
+    def assemble(size: KVSize) -> tuple[Decoder, KVPool, EngineInfo]:
+        pool = KVPool(
             spec,
-            num_blocks=num_blocks,
+            num_blocks=size.num_blocks,
+            max_num_blocks=size.max_num_blocks,
+            num_host_blocks=size.num_host_blocks,
             block_size=config.block_size,
             dtype=getattr(torch, kv_dtype),
             device=device,
         )
         decoder = Decoder(
-            spec, parameters, kv_cache=kv_cache, vocab_size=tokens.vocab_size, max_model_len=max_model_len
+            spec, parameters, kv_cache=pool.device, vocab_size=tokens.vocab_size, max_model_len=size.max_model_len
         )
-        return TorchExecutor(decoder, info)
+        info = EngineInfo(
+            max_model_len=size.max_model_len,
+            vocab_size=tokens.vocab_size,
+            eos_token_ids=tokens.eos,
+            num_blocks=size.num_blocks,
+            block_size=config.block_size,
+            device=device.type,
+            dtype=dtype,
+            kv_cache_dtype=kv_dtype,
+            max_num_blocks=size.max_num_blocks,
+            num_host_blocks=size.num_host_blocks,
+            block_bytes=size.block_bytes,
+        )
+        return decoder, pool, info
 
+    longest = min(config.scheduler.max_num_batched_tokens, spec.max_position)
     activations = 0
     if device.type == "cuda":
-        longest = min(config.max_num_batched_tokens, spec.max_position)
-        activations = _peak_memory(assemble(-(-longest // config.block_size), longest), longest)
+        blocks = -(-longest // config.block_size)
+        trial = KVSize(blocks, kv_block_bytes(spec, config, kv_dtype), longest, blocks, 0)
+        activations = _peak_memory(TorchExecutor(*assemble(trial)), longest)
     size = size_kv(spec, config, kv_dtype, kv_memory(config, device, activations))
-    executor = assemble(size.num_blocks, size.max_model_len)
+    decoder, pool, info = assemble(size)
     kv_bytes, kv_tokens = size.num_blocks * size.block_bytes, size.num_blocks * config.block_size
     report("kv cache", kv_bytes, kv_bytes)
-    # A prefill and a decode: what cannot run fails now, and the first request does not wait. They write to block 0,
-    # which nobody reads before writing it anew.
-    executor.execute(_one_sequence(executor, config.block_size - 1, 0, SamplingParams(temperature=0, seed=0)))
-    executor.execute(_one_sequence(executor, 1, config.block_size - 1, SamplingParams(top_k=8, top_p=0.9, seed=0)))
+    executor = TorchExecutor(decoder, pool, info)
+    info = replace(
+        info,
+        prefill_seconds_per_token=prefill_seconds_per_token(executor, longest),
+        swap_seconds_per_block=swap_seconds_per_block(executor),
+    )
     logger.info(
         "%s on %s: weights %.2f GiB in %s, KV cache %.2f GiB in %s: %d tokens, %.1f requests of %d",
         spec.architecture,
@@ -171,7 +212,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         kv_tokens / size.max_model_len,
         size.max_model_len,
     )
-    return executor
+    return TorchExecutor(decoder, pool, info)
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -189,22 +230,5 @@ def _peak_memory(executor: TorchExecutor, num_tokens: int) -> int:
     """Bytes that a GPU step of this many tokens takes beside weights and KV cache."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    executor.execute(_one_sequence(executor, num_tokens, 0, SamplingParams(temperature=0, seed=0)))
+    executor.execute(one_sequence(executor.info, num_tokens, 0, SamplingParams(temperature=0, seed=0)))
     return torch.cuda.max_memory_allocated() - before
-
-
-def _one_sequence(executor: TorchExecutor, num_tokens: int, num_computed: int, sampling: SamplingParams) -> StepPlan:
-    """A step of one made-up sequence in the first blocks."""
-    return StepPlan(
-        (
-            ScheduledSequence(
-                request_id="warm-up",
-                token_ids=(0,) * num_tokens,
-                num_computed=num_computed,
-                block_table=tuple(range(-(-(num_computed + num_tokens) // executor.info.block_size))),
-                samples=True,
-                num_generated=0,
-                sampling=sampling,
-            ),
-        )
-    )

@@ -1,22 +1,124 @@
-"""The memory of the KV cache: one allocation for all layers."""
+"""The memory of the KV cache: the device's pool of blocks and the host's, copies between them, and a change of size.
+
+    device   [layers, 2, max_num_blocks, block size, kv heads, head_dim]      keys before values
+    host     the same with num_host_blocks
+
+Nothing is initialised: a slot is read only after it was written. So memory of a CPU is mapped when a request first
+needs it, an idle engine does not hold it, and a pool that may grow reserves addresses, not memory.
+"""
 
 from __future__ import annotations
 
+import math
+import mmap
+from collections.abc import Iterable, Iterator
+
 import torch
 
+from octavo_kernels.block_copy import copy_blocks
+from octavo_runtime.domain import BlockCopy, CopyKind
 from octavo_runtime.loading.spec import DecoderSpec
 
-__all__ = ["allocate_kv_cache"]
+__all__ = ["KVPool", "independent_runs"]
 
 
-def allocate_kv_cache(
-    spec: DecoderSpec, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """[layers, 2, blocks, block size, kv heads, head_dim], keys before values.
+class KVPool:
+    """Both tiers.
 
-    It is not initialised: a slot is read only after it was written. So memory of a CPU is mapped when a request first
-    needs it, and an idle engine does not hold it.
+    Args:
+        spec: The model.
+        num_blocks: Blocks on the device at first.
+        max_num_blocks: Blocks up to which it may grow; more than num_blocks on a CPU alone.
+        num_host_blocks: Blocks on the host; pinned memory where the device is a GPU.
+        block_size: Tokens per block.
+        dtype: Of keys and values.
+        device: Of the first tier.
+
+    Attributes:
+        device: The device's blocks.
+        host: The host's.
     """
-    return torch.empty(
-        (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim), dtype=dtype, device=device
-    )
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        *,
+        num_blocks: int,
+        max_num_blocks: int,
+        num_host_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._num_blocks = num_blocks
+        block = (block_size, spec.num_kv_heads, spec.head_dim)
+        shape = (spec.num_layers, 2, max_num_blocks, *block)
+        host_shape = (spec.num_layers, 2, num_host_blocks, *block)
+        self._memory: mmap.mmap | None = None
+        if device.type == "cpu":
+            self._memory, self.device = _reserve(shape, dtype)
+            self.host = _reserve(host_shape, dtype)[1] if num_host_blocks else torch.empty(host_shape, dtype=dtype)
+        else:
+            assert num_blocks == max_num_blocks, "the pool of a GPU keeps its size"
+            self.device = torch.empty(shape, dtype=dtype, device=device)
+            self.host = torch.empty(host_shape, dtype=dtype, pin_memory=num_host_blocks > 0)
+
+    def copy(self, copies: Iterable[BlockCopy]) -> None:
+        """Makes copies as if one after the other."""
+        for kind, sources, targets in independent_runs(copies):
+            source = self.host if kind is CopyKind.IN else self.device
+            target = self.host if kind is CopyKind.OUT else self.device
+            copy_blocks(source, target, sources, targets)
+
+    def resize(self, num_blocks: int) -> None:
+        """Gives the memory of blocks from `num_blocks` on back; those that were not there before are simply there."""
+        if self._memory is not None and num_blocks < self._num_blocks:
+            row = self.device[0, 0].nbytes  # the blocks of one layer's keys or values
+            block = self.device[0, 0, 0].nbytes
+            for start in range(0, self.device.nbytes, row):
+                first = _pages(start + num_blocks * block)
+                end = (start + row) // mmap.PAGESIZE * mmap.PAGESIZE
+                if first < end:
+                    self._memory.madvise(mmap.MADV_DONTNEED, first, end - first)
+        self._num_blocks = num_blocks
+
+
+def independent_runs(copies: Iterable[BlockCopy]) -> Iterator[tuple[CopyKind, list[int], list[int]]]:
+    """Cuts an ordered list of copies into runs that may be made at once: kind, blocks to read, blocks to write.
+
+    DEVICE 3→7   DEVICE 4→8   DEVICE 7→9   OUT 1→0   OUT 5→2   OUT 6→0   IN 2→5
+    └───────── run ────────┘  └── run ──┘  └────── run ──────┘ └─ run ─┘ └ run ┘
+                              reads what                       writes a
+                              was written                      block again
+    """
+    kind: CopyKind | None = None
+    sources: list[int] = []
+    targets: list[int] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for copy in copies:
+        depends = copy.target in written
+        if copy.kind is CopyKind.DEVICE:  # both ends in one pool
+            depends = depends or copy.source in written or copy.target in read
+        if depends or copy.kind is not kind:
+            if kind is not None:
+                yield kind, sources, targets
+            kind, sources, targets, read, written = copy.kind, [], [], set(), set()
+        sources.append(copy.source)
+        targets.append(copy.target)
+        read.add(copy.source)
+        written.add(copy.target)
+    if kind is not None:
+        yield kind, sources, targets
+
+
+def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[mmap.mmap, torch.Tensor]:
+    """A tensor on memory of its own, which is taken page by page when it is first written."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memory, torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def _pages(size: int) -> int:
+    """Bytes, rounded up to whole pages."""
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -45,11 +45,14 @@ def kv_memory(config: EngineConfig, device: torch.device, activations: int) -> i
         total = torch.cuda.mem_get_info(device)[1]
         return max(0, available - int(total * (1 - config.gpu_memory_utilization)))
     memory = config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY
-    if memory > available:
+    swap = config.swap_space if device.type == "cpu" else 0  # both tiers lie in one memory
+    if memory + swap > available:
         raise NotEnoughMemoryForKV(
-            f"the KV cache is to take {memory} bytes, but with the weights loaded {available} are available",
-            hint=f"Give the container more memory, or use --kv-cache-memory {max(0, available * 9 // 10)} or less.",
-            needed=memory,
+            f"the KV cache is to take {memory} bytes{f' and the swap space {swap}' if swap else ''}, but with the "
+            f"weights loaded {available} are available",
+            hint="Give the container more memory, or use "
+            f"{'less --swap-space, or ' if swap else ''}--kv-cache-memory {max(0, (available - swap) * 9 // 10)} or less.",
+            needed=memory + swap,
             available=available,
         )
     return memory

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import signal
 import sys
@@ -21,7 +22,19 @@ import zmq
 from octavo_runtime.domain import EngineConfig, Event, FinishReason
 from octavo_runtime.engine.loop import EngineCore
 from octavo_runtime.errors import InternalError, InvalidRequest, StartError
-from octavo_runtime.ipc.messages import Abort, Add, Fatal, FromEngine, FromServer, Launch, Loading, Ready, Step
+from octavo_runtime.ipc.messages import (
+    Abort,
+    Add,
+    Fatal,
+    FromEngine,
+    FromServer,
+    Launch,
+    Loading,
+    Ready,
+    Resize,
+    Resized,
+    Step,
+)
 from octavo_runtime.logs import set_up_logging
 
 if TYPE_CHECKING:  # the executor brings torch; the loop runs any executor
@@ -62,17 +75,34 @@ def run(load: Callable[[EngineConfig, Progress], Executor]) -> int:
 
 
 def _serve(core: EngineCore, socket: zmq.Socket[bytes]) -> Never:
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    if core.step_ended is not None:
+        poller.register(core.step_ended, zmq.POLLIN)
     while True:
         if not core.has_work:
             socket.poll()
-        changed = False
-        while socket.poll(0):
-            changed = True
-            _take(core, socket)
-        if core.has_work:
-            _send(socket, core.step())
-        elif changed:
-            _send(socket, core.idle())
+        changed = _take_all(core, socket)
+        if not core.has_work:
+            if changed:
+                _send(socket, core.idle())
+            continue
+        core.begin()
+        # What arrives while the step runs can still be part of the next one.
+        while (seconds := core.seconds_to_plan()) > 0:
+            if socket not in dict(poller.poll(None if math.isinf(seconds) else int(1000 * seconds))):
+                break
+            _take_all(core, socket)
+        _send(socket, core.step())
+
+
+def _take_all(core: EngineCore, socket: zmq.Socket[bytes]) -> bool:
+    """Takes in what has arrived; returns whether it was anything."""
+    anything = False
+    while socket.poll(0):
+        anything = True
+        _take(core, socket)
+    return anything
 
 
 def _take(core: EngineCore, socket: zmq.Socket[bytes]) -> None:
@@ -81,10 +111,18 @@ def _take(core: EngineCore, socket: zmq.Socket[bytes]) -> None:
             try:
                 core.add(request)
             except InvalidRequest as error:
-                event = Event(request.request_id, finish_reason=FinishReason.ERROR, error=error.message)
-                _send(socket, Step([event], 0, core.idle().stats))
-        case Abort(request_id):
-            core.abort(request_id)
+                events = [
+                    Event(request.request_id, finish_reason=FinishReason.ERROR, error=error.message, choice=choice)
+                    for choice in range(request.sampling.n)
+                ]
+                _send(socket, Step(events, 0, core.idle().stats))
+        case Abort(request_id, choice):
+            core.abort(request_id, choice)
+        case Resize(kv_cache_memory):
+            try:
+                _send(socket, Resized(core.resize(kv_cache_memory // core.info.block_bytes)))
+            except ValueError as error:
+                _send(socket, Resized(None, str(error)))
 
 
 def _send(socket: zmq.Socket[bytes], message: FromEngine) -> None:

@@ -1,58 +1,112 @@
-"""Next tokens from logits: each request's parameters, and the number that it draws with."""
+"""Next tokens from logits: each request's parameters, the numbers that it draws with, the candidates of its beams."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from octavo_kernels.sampling import NOT_FINITE, sample
+from octavo_kernels.sampling import NOT_FINITE, best, sample
 from octavo_runtime.domain import ScheduledSequence, StepResult
 
 __all__ = ["sample_tokens", "uniform"]
 
+_NOT_FINITE_ERROR = "the model's output for this request is not finite"
+# In the place of candidates that a small vocabulary does not have: no search takes it while there are others.
+_NONE = (0, -1e9)
 
-def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that depends on the seed and the index of the token alone.
+
+def uniform(seed: int, index: int, choice: int = 0) -> float:
+    """A number in [0, 1) that depends on the seed, the index of the token and the answer's number alone.
 
     There is no generator with a state, so the draw is the same alone, in a batch, and after a preemption.
     """
-    digest = hashlib.blake2b(struct.pack("<qQ", seed, index), digest_size=6).digest()
+    key = struct.pack("<qQQ", seed, index, choice) if choice else struct.pack("<qQ", seed, index)
+    digest = hashlib.blake2b(key, digest_size=6).digest()
     # 48 bits: times any sum of likelihoods, the result stays below the sum also when rounded.
     return int.from_bytes(digest, "little") * 2.0**-48
 
 
 def sample_tokens(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) -> StepResult:
-    """Draws one token for each sequence.
+    """Draws as many tokens for each sequence of a plan as it asks for, or finds its best candidates.
+
+    A row is drawn from once for each answer that is to begin with it:
+
+        logits        [ a ]        [ b, num_samples 3 ]           [ c, beam search, num_samples 4 ]
+        rows drawn    [ a ]  [ b, choice 0 ][ b, 1 ][ b, 2 ]  [ c, greedy: tells whether it is finite ]
+        tokens        [ a ]  [ b0 ]         [ b1 ]  [ b2 ]    [ c's candidates, best first ]
 
     Args:
-        logits: [sequences, vocabulary].
-        sequences: Whose rows they are.
+        logits: [sequences with num_samples > 0, vocabulary], in their order.
+        sequences: The plan's.
     """
-    if not sequences:
-        return StepResult({}, {})
+    # Position in the plan, and which of its sequence's draws it is, for each row drawn.
+    rows = [
+        (position, draw)
+        for position, sequence in enumerate(sequences)
+        if sequence.num_samples
+        for draw in range(1 if sequence.sampling.use_beam_search else sequence.num_samples)
+    ]
+    if not rows:
+        return StepResult()
+    drawn = logits
+    if len(rows) > len(logits):
+        owners = itertools.accumulate(draw == 0 for _, draw in rows)
+        drawn = logits[torch.tensor([owner - 1 for owner in owners], device=logits.device)]
+    tokens = _draw(drawn, [(sequences[position], draw) for position, draw in rows])
+    failed = {
+        position: _NOT_FINITE_ERROR for (position, _), token in zip(rows, tokens, strict=True) if token == NOT_FINITE
+    }
+    if failed:
+        tokens = [max(token, 0) for token in tokens]
+    if not any(sequences[position].sampling.needs_logprobs for position, _ in rows):
+        return StepResult(tokens, (), failed)
+
+    scores = drawn.float().log_softmax(dim=-1)
+    if failed:
+        scores = scores.nan_to_num()
+    logprobs: list[float] = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
+    beams = {
+        n: sequences[position].num_samples
+        for n, (position, _) in enumerate(rows)
+        if sequences[position].sampling.use_beam_search
+    }
+    if beams:
+        candidates = _candidates(scores, beams)
+        pairs = [candidates.get(n, [pair]) for n, pair in enumerate(zip(tokens, logprobs, strict=True))]
+        tokens = [token for row in pairs for token, _ in row]
+        logprobs = [logprob for row in pairs for _, logprob in row]
+    return StepResult(tokens, logprobs, failed)
+
+
+def _draw(logits: torch.Tensor, rows: Sequence[tuple[ScheduledSequence, int]]) -> list[int]:
+    """A token for each row, NOT_FINITE where there is none."""
     device = logits.device
-    params = [sequence.sampling for sequence in sequences]
-    if all(p.temperature == 0 for p in params):
-        draws = [0.0] * len(params)
-    else:
+    params = [sequence.sampling for sequence, _ in rows]
+    temperatures = [0.0 if p.use_beam_search else p.temperature for p in params]
+    if any(temperatures):
         assert all(p.seed is not None for p in params), "the door draws a seed where the client gives none"
-        draws = [uniform(p.seed or 0, s.num_generated) for p, s in zip(params, sequences, strict=True)]
+        draws = [uniform(s.sampling.seed or 0, s.num_generated, s.choice + draw) for s, draw in rows]
+    else:
+        draws = [0.0] * len(params)
     tokens: list[int] = sample(
         logits,
-        torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
+        torch.tensor(temperatures, dtype=torch.float32, device=device),
         torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
         torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
         torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
         torch.tensor(draws, dtype=torch.float64, device=device),
     ).tolist()
-    return StepResult(
-        sampled={s.request_id: token for s, token in zip(sequences, tokens, strict=True) if token != NOT_FINITE},
-        failed={
-            s.request_id: "the model's output for this request is not finite"
-            for s, token in zip(sequences, tokens, strict=True)
-            if token == NOT_FINITE
-        },
-    )
+    return tokens
+
+
+def _candidates(scores: torch.Tensor, counts: Mapping[int, int]) -> dict[int, list[tuple[int, float]]]:
+    """The best tokens of some rows with their log-probabilities: row -> as many as `counts` says."""
+    found = best(scores[list(counts)], min(max(counts.values()), scores.shape[1]))
+    return {
+        row: list(itertools.islice(itertools.chain(zip(tokens, logprobs, strict=True), itertools.repeat(_NONE)), count))
+        for (row, count), logprobs, tokens in zip(counts.items(), *(each.tolist() for each in found), strict=True)
+    }

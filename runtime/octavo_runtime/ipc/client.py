@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,20 @@ import zmq
 import zmq.asyncio
 
 from octavo_runtime.domain import EngineConfig, EngineInfo, Event, FinishReason, Request
-from octavo_runtime.errors import EngineDied, InternalError, StartError
-from octavo_runtime.ipc.messages import Abort, Add, Fatal, FromEngine, FromServer, Launch, Loading, Ready, Step
+from octavo_runtime.errors import EngineDied, InternalError, InvalidRequest, StartError
+from octavo_runtime.ipc.messages import (
+    Abort,
+    Add,
+    Fatal,
+    FromEngine,
+    FromServer,
+    Launch,
+    Loading,
+    Ready,
+    Resize,
+    Resized,
+    Step,
+)
 
 __all__ = ["ENGINE_COMMAND", "Arrival", "EngineClient"]
 
@@ -37,6 +50,14 @@ class Arrival:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A request that the engine has: who hears of it, and its answers that have not ended."""
+
+    events: asyncio.Queue[Arrival]
+    answers: set[int]
+
+
 @dataclass(slots=True)
 class EngineClient:
     """One engine process.
@@ -48,7 +69,7 @@ class EngineClient:
         on_step: Called for each step.
 
     Attributes:
-        info: The engine's limits, once `ready` has returned.
+        info: The engine's limits, once `ready` has returned; a resize changes them.
         failure: Why the engine ended, or None while it lives.
     """
 
@@ -58,7 +79,8 @@ class EngineClient:
     on_step: Callable[[Step], None] = lambda _: None
     info: EngineInfo | None = None
     failure: StartError | None = None
-    _open: dict[str, asyncio.Queue[Arrival]] = field(default_factory=dict)
+    _open: dict[str, _Open] = field(default_factory=dict)
+    _resizes: deque[asyncio.Future[EngineInfo]] = field(default_factory=deque)
     _last_heard: float = 0.0
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -138,15 +160,15 @@ class EngineClient:
     async def stream(self, requests: Sequence[Request]) -> AsyncGenerator[Arrival]:
         """Hands over requests and yields their events, mixed, without end: the caller leaves when it has enough.
 
-        Closing the generator aborts those of the requests that have not ended. When the engine ends, each gets a last
-        event with an error.
+        A request has as many last events as answers. Closing the generator aborts those of the requests that have not
+        ended. When the engine ends, each answer gets a last event with an error.
         """
         queue: asyncio.Queue[Arrival] = asyncio.Queue()
         if not self._open:
             self._last_heard = time.monotonic()  # silence counts from here
         try:
             for request in requests:
-                self._open[request.request_id] = queue
+                self._open[request.request_id] = _Open(queue, set(range(request.sampling.n)))
                 self._send(Add(request))
             if self.failure is not None:
                 self._end_all(self.failure)
@@ -156,10 +178,34 @@ class EngineClient:
             for request in requests:
                 self.abort(request.request_id)
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request early: no event of it comes any more. Those that ended are ignored."""
-        if self._open.pop(request_id, None) is not None:
-            self._send(Abort(request_id))
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """Ends a request early, or one of its answers: no event of it comes any more. What has ended is ignored."""
+        request = self._open.get(request_id)
+        if request is None:
+            return
+        if choice is not None:
+            if choice not in request.answers:
+                return
+            request.answers.remove(choice)
+            if request.answers:
+                self._send(Abort(request_id, choice))
+                return
+        del self._open[request_id]
+        self._send(Abort(request_id))
+
+    async def resize(self, size: int) -> EngineInfo:
+        """Changes the size of the KV cache to so many bytes; returns the engine's new `info`.
+
+        Raises:
+            InvalidRequest: The engine refuses; the message says why.
+            StartError: The engine has ended.
+        """
+        if self.failure is not None:
+            raise self.failure
+        answer: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._resizes.append(answer)
+        self._send(Resize(size))
+        return await answer
 
     def _send(self, message: FromServer) -> None:
         if self.failure is None:
@@ -187,6 +233,8 @@ class EngineClient:
             case Ready():
                 self.info = message.info
                 self._ready.set()
+            case Resized():
+                self._resized(message)
             case Fatal():
                 self._fail(message.error())
 
@@ -199,23 +247,41 @@ class EngineClient:
         self._fail(_died(code))
 
     def _deliver(self, event: Event) -> None:
-        queue = self._open.get(event.request_id)
-        if queue is None:  # aborted while the step ran
+        request = self._open.get(event.request_id)
+        if request is None or event.choice not in request.answers:  # aborted while the step ran
             return
         if event.finish_reason is not None:
-            del self._open[event.request_id]
-        queue.put_nowait(Arrival(event, self._last_heard))
+            request.answers.remove(event.choice)
+            if not request.answers:
+                del self._open[event.request_id]
+        request.events.put_nowait(Arrival(event, self._last_heard))
+
+    def _resized(self, message: Resized) -> None:
+        answer = self._resizes.popleft()
+        if message.info is not None:
+            self.info = message.info
+        if answer.cancelled():
+            return
+        if message.info is not None:
+            answer.set_result(message.info)
+        else:
+            answer.set_exception(InvalidRequest(message.error, param="bytes"))
 
     def _fail(self, error: StartError) -> None:
         if self.failure is None:
             self.failure = error
             self._end_all(error)
+            while self._resizes:
+                answer = self._resizes.popleft()
+                if not answer.cancelled():
+                    answer.set_exception(error)
             self._ready.set()
             self._ended.set()
 
     def _end_all(self, error: StartError) -> None:
-        for request_id in list(self._open):
-            self._deliver(Event(request_id, finish_reason=FinishReason.ERROR, error=error.message))
+        for request_id, request in list(self._open.items()):
+            for choice in sorted(request.answers):
+                self._deliver(Event(request_id, finish_reason=FinishReason.ERROR, error=error.message, choice=choice))
 
 
 def _died(code: int) -> EngineDied:

@@ -1,8 +1,8 @@
 """Messages between the server and the engine: msgspec structs in MessagePack, one per ZeroMQ frame.
 
     server                      engine
-      ── Add, Abort ──────────►
-      ◄── Loading, Ready, Step, Fatal ──
+      ── Add, Abort, Resize ───────────────────►
+      ◄── Loading, Ready, Step, Resized, Fatal ──
 
 The engine reads its configuration as one line of JSON (`Launch`) from standard input, which then stays open: its end
 means that the server is gone.
@@ -16,7 +16,19 @@ from octavo_runtime import errors
 from octavo_runtime.domain import EngineConfig, EngineInfo, Event, Request, SchedulerStats
 from octavo_runtime.errors import InternalError, StartError
 
-__all__ = ["Abort", "Add", "Fatal", "FromEngine", "FromServer", "Launch", "Loading", "Ready", "Step"]
+__all__ = [
+    "Abort",
+    "Add",
+    "Fatal",
+    "FromEngine",
+    "FromServer",
+    "Launch",
+    "Loading",
+    "Ready",
+    "Resize",
+    "Resized",
+    "Step",
+]
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -34,9 +46,16 @@ class Add(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Nobody waits for a request any longer."""
+    """Nobody waits for a request any longer, or for one of its answers: the one that `choice` says."""
 
     request_id: str
+    choice: int | None = None
+
+
+class Resize(msgspec.Struct, frozen=True, tag=True):
+    """The KV cache is to take so many bytes. `Resized` answers, in order."""
+
+    kv_cache_memory: int
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -61,6 +80,13 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     stats: SchedulerStats
 
 
+class Resized(msgspec.Struct, frozen=True, tag=True):
+    """What the engine is after a resize; None where it was refused, for the reason in `error`."""
+
+    info: EngineInfo | None
+    error: str = ""
+
+
 class Fatal(msgspec.Struct, frozen=True, tag=True):
     """Why the engine ends: the fields of a StartError."""
 
@@ -81,5 +107,5 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
         return kind(self.message, hint=self.hint, needed=self.needed, available=self.available)
 
 
-FromServer = Add | Abort
-FromEngine = Loading | Ready | Step | Fatal
+FromServer = Add | Abort | Resize
+FromEngine = Loading | Ready | Step | Resized | Fatal

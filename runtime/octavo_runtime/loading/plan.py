@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo_runtime.domain import EngineConfig
-from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV
+from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights
 from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.spec import DecoderSpec, read_spec
 from octavo_runtime.loading.weight_map import WeightMap, weight_map
@@ -18,6 +18,9 @@ __all__ = [
     "DEFAULT_CPU_KV_MEMORY",
     "KVSize",
     "ModelPlan",
+    "activation_bytes",
+    "check_growth",
+    "kv_block_bytes",
     "plan_model",
     "resolve_device",
     "resolve_dtype",
@@ -29,6 +32,8 @@ __all__ = [
 DEFAULT_CPU_KV_MEMORY = 1 << 30
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _GIB = 1 << 30
+_CUDA_CONTEXT = 1 << 29
+"""What CUDA and its libraries take of a GPU beside everything else: about half a GiB, more on larger GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +44,15 @@ class KVSize:
         num_blocks: Blocks in the pool.
         block_bytes: Bytes of a block over all layers, keys and values.
         max_model_len: Longest prompt plus output, in tokens.
+        max_num_blocks: Blocks up to which the pool may grow.
+        num_host_blocks: Blocks in the host tier.
     """
 
     num_blocks: int
     block_bytes: int
     max_model_len: int
+    max_num_blocks: int
+    num_host_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +71,16 @@ class ModelPlan:
         kv_cache_dtype: Of the KV cache.
         block_size: Tokens per KV block.
         weights_bytes: Bytes of the weights once loaded.
+        gpu_memory_bytes: Bytes of the GPU that is planned for; None: none was named.
+        activations_bytes: Bytes of the largest step beside weights and KV cache, an estimate (`activation_bytes`); None
+            likewise.
         kv_bytes_per_token: Bytes that a token keeps in the KV cache.
         kv_cache_bytes: Bytes of the KV cache; None where only the device can tell.
         kv_tokens: Tokens that it holds; None likewise.
         num_blocks: Blocks that it has; None likewise.
         max_model_len: Longest prompt plus output; None likewise, unless it was asked for.
         max_concurrency: Requests of that length that fit at once; None likewise.
+        num_host_blocks: Blocks in the host tier, for those that are swapped out.
     """
 
     architecture: str
@@ -81,36 +94,48 @@ class ModelPlan:
     kv_cache_dtype: str
     block_size: int
     weights_bytes: int
+    gpu_memory_bytes: int | None
+    activations_bytes: int | None
     kv_bytes_per_token: int
     kv_cache_bytes: int | None
     kv_tokens: int | None
     num_blocks: int | None
     max_model_len: int | None
     max_concurrency: float | None
+    num_host_blocks: int
 
 
-def plan_model(path: Path, config: EngineConfig) -> ModelPlan:
+def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = None) -> ModelPlan:
     """Plans a model directory.
 
     Args:
         path: The directory.
-        config: How it would be served. On a GPU the KV cache is known beforehand only with `kv_cache_memory`.
+        config: How it would be served. On a GPU the KV cache is known beforehand only with `kv_cache_memory` or
+            `gpu_memory`.
+        gpu_memory: Bytes of the GPU that it would be served on, which need not be here.
 
     Raises:
         ModelNotFound, UnsupportedModel, BadWeights: As when the engine loads it.
-        BadFlags: A setting contradicts the model.
-        NotEnoughMemoryForKV: One request of the longest length would not fit.
+        BadFlags: A setting contradicts the model or another one.
+        NotEnoughMemoryForWeights, NotEnoughMemoryForKV: The weights, or one request of the longest length beside them,
+            would not fit.
     """
     spec = read_spec(path)
     checkpoint = open_checkpoint(path)
     weights = weight_map(spec, checkpoint)
-    device = resolve_device(config.device, cuda_available=Path("/dev/nvidiactl").exists())
+    if gpu_memory is not None and config.device == "cpu":
+        raise BadFlags("--gpu-memory plans for a GPU, and --device is cpu", hint="Leave one of them out.")
+    device = resolve_device(config.device, cuda_available=gpu_memory is not None or Path("/dev/nvidiactl").exists())
     config = replace(config, device=device)
+    check_growth(config)
     stored = {checkpoint[slot.source].dtype for slot in weights.slots}
     dtype = resolve_dtype(config.dtype, device, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
+    activations = None if gpu_memory is None else activation_bytes(spec, config, dtype)
     memory = config.kv_cache_memory
-    if memory is None and device == "cpu":
+    if gpu_memory is not None and activations is not None:
+        memory = _gpu_kv_memory(config, gpu_memory, weight_bytes(weights, dtype), activations)
+    elif memory is None and device == "cpu":
         memory = DEFAULT_CPU_KV_MEMORY
     size = None if memory is None else size_kv(spec, config, kv_dtype, memory)
     kv_tokens = None if size is None else size.num_blocks * config.block_size
@@ -126,12 +151,15 @@ def plan_model(path: Path, config: EngineConfig) -> ModelPlan:
         kv_cache_dtype=kv_dtype,
         block_size=config.block_size,
         weights_bytes=weight_bytes(weights, dtype),
+        gpu_memory_bytes=gpu_memory,
+        activations_bytes=activations,
         kv_bytes_per_token=spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype],
         kv_cache_bytes=None if size is None else size.num_blocks * size.block_bytes,
         kv_tokens=kv_tokens,
         num_blocks=None if size is None else size.num_blocks,
         max_model_len=config.max_model_len if size is None else size.max_model_len,
         max_concurrency=None if size is None or kv_tokens is None else kv_tokens / size.max_model_len,
+        num_host_blocks=_num_host_blocks(config, kv_block_bytes(spec, config, kv_dtype)),
     )
 
 
@@ -168,6 +196,44 @@ def weight_bytes(weights: WeightMap, dtype: str) -> int:
     return weights.num_elements * _ITEM_BYTES[dtype]
 
 
+def check_growth(config: EngineConfig) -> None:
+    """Checks that the KV cache can grow where it is to.
+
+    Args:
+        config: With the device resolved.
+
+    Raises:
+        BadFlags: It lies on a GPU.
+    """
+    if config.device == "cuda" and config.kv_cache_memory_max not in {None, config.kv_cache_memory}:
+        raise BadFlags(
+            f"--kv-cache-memory-max {config.kv_cache_memory_max} on a GPU: there the KV cache keeps the size that it "
+            "has at first, since it is one allocation, whose address the kernels hold",
+            hint="Leave --kv-cache-memory-max out, and give --kv-cache-memory what the KV cache may take.",
+        )
+
+
+def kv_block_bytes(spec: DecoderSpec, config: EngineConfig, kv_dtype: str) -> int:
+    """Bytes of a KV block over all layers, keys and values."""
+    return spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype] * config.block_size
+
+
+def activation_bytes(spec: DecoderSpec, config: EngineConfig, dtype: str) -> int:
+    """About how many bytes a GPU's largest step takes beside weights and KV cache: one prompt that fills it.
+
+    An engine measures this when it starts. The estimate counts what lives at once in the widest part of a layer: the
+    residual stream and its norm, beside either the MLP (gate and up, the gate's activation, their product) or the
+    attention (queries, keys, values and their rotated copies, and the scores of all heads in float32, three times:
+    as they are, masked, and as weights).
+    """
+    tokens = min(config.scheduler.max_num_batched_tokens, config.max_model_len or spec.max_position)
+    item = _ITEM_BYTES[dtype]
+    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    mlp = tokens * 4 * spec.intermediate_size * item
+    attention = tokens * 2 * heads * item + 3 * spec.num_heads * tokens**2 * 4
+    return tokens * 2 * spec.hidden_size * item + max(mlp, attention)
+
+
 def size_kv(spec: DecoderSpec, config: EngineConfig, kv_dtype: str, memory: int) -> KVSize:
     """How many blocks fit into `memory` bytes, and how long a request can be.
 
@@ -178,11 +244,13 @@ def size_kv(spec: DecoderSpec, config: EngineConfig, kv_dtype: str, memory: int)
         memory: Bytes for it.
 
     Raises:
-        BadFlags: --max-model-len is more than the model knows.
+        BadFlags: --max-model-len is more than the model knows; --kv-cache-memory-max is less than `memory`; the swap
+            space is less than a block.
         NotEnoughMemoryForKV: One request of --max-model-len, or a single block, does not fit.
     """
     size = config.block_size
-    block_bytes = spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype] * size
+    block_bytes = kv_block_bytes(spec, config, kv_dtype)
+    num_host_blocks = _num_host_blocks(config, block_bytes)
     num_blocks = memory // block_bytes
     fits = num_blocks * size
     asked = config.max_model_len
@@ -207,4 +275,54 @@ def size_kv(spec: DecoderSpec, config: EngineConfig, kv_dtype: str, memory: int)
             needed=needed,
             available=memory,
         )
-    return KVSize(num_blocks, block_bytes, asked or min(spec.max_position, fits))
+    return KVSize(
+        num_blocks=num_blocks,
+        block_bytes=block_bytes,
+        max_model_len=asked or min(spec.max_position, fits),
+        max_num_blocks=_largest_memory(config, memory) // block_bytes,
+        num_host_blocks=num_host_blocks,
+    )
+
+
+def _largest_memory(config: EngineConfig, memory: int) -> int:
+    """Bytes up to which the KV cache may grow from `memory`."""
+    largest = memory if config.kv_cache_memory_max is None else config.kv_cache_memory_max
+    if largest < memory:
+        raise BadFlags(
+            f"--kv-cache-memory-max {largest} is less than the {memory} bytes that the KV cache has at first",
+            hint=f"Use --kv-cache-memory-max {memory} or more, or lower --kv-cache-memory.",
+        )
+    return largest
+
+
+def _num_host_blocks(config: EngineConfig, block_bytes: int) -> int:
+    if 0 < config.swap_space < block_bytes:
+        raise BadFlags(
+            f"--swap-space {config.swap_space} is less than one KV block of {block_bytes} bytes",
+            hint="Give it the size of many blocks, such as 4Gi, or 0 for none.",
+        )
+    return config.swap_space // block_bytes
+
+
+def _gpu_kv_memory(config: EngineConfig, gpu_memory: int, weights: int, activations: int) -> int:
+    """Bytes that a GPU has for the KV cache, as `engine.memory` finds them on one that is there."""
+    available = gpu_memory - _CUDA_CONTEXT - weights
+    if available < 0:
+        raise NotEnoughMemoryForWeights(
+            f"the weights take {weights} bytes, and a GPU of {gpu_memory} has {gpu_memory - _CUDA_CONTEXT} for them",
+            hint="Plan for a larger GPU" + (", or use --dtype bfloat16." if config.dtype == "float32" else "."),
+            needed=weights,
+            available=gpu_memory - _CUDA_CONTEXT,
+        )
+    available -= activations
+    if config.kv_cache_memory is None:
+        return max(0, available - int(gpu_memory * (1 - config.gpu_memory_utilization)))
+    if config.kv_cache_memory > available:
+        raise NotEnoughMemoryForKV(
+            f"the KV cache is to take {config.kv_cache_memory} bytes, but beside weights and activations a GPU of "
+            f"{gpu_memory} has {max(0, available)}",
+            hint="Plan for a larger GPU, or leave --kv-cache-memory out to use what there is.",
+            needed=config.kv_cache_memory,
+            available=max(0, available),
+        )
+    return config.kv_cache_memory
