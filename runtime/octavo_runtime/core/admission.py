@@ -24,7 +24,7 @@ from octavo_runtime.core.sequence import RequestState, Sequence
 
 __all__ = ["MARGIN", "Forecast", "worst_case"]
 
-MARGIN = 1.0
+MARGIN = 3.0
 """Standard deviations that are kept free."""
 
 Floats = npt.NDArray[np.float64]

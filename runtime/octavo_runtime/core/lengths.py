@@ -5,12 +5,17 @@ estimate over bins that grow by a fifth, so that answers cut by max_tokens or ab
 and not as "this long". Recent answers weigh more. What is expected of an answer of g tokens is then conditional on
 having come that far: P(longer than x | longer than g) = S(x) / S(g).
 
+Answers that are still under way count too, as far as they have come: at the start of a burst only the short ones have
+ended, and to learn from those alone would be to expect short ones only.
+
 Before anything is seen, a weak prior holds: in each bin one answer in twelve ends.
 
 Source: Kaplan and Meier, Nonparametric Estimation from Incomplete Observations (1958).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -44,9 +49,9 @@ class LengthPredictor:
         self._ended = np.zeros(len(edges) - 1)
         self._reached = np.zeros(len(edges) - 1)
         self._weight = 1.0
-        self._unseen = 0
+        self._unseen = _REFRESH
         self._log_survival = np.zeros(len(edges))
-        self._refresh()
+        self.refresh(())
 
     def observe(self, length: int, *, is_complete: bool) -> None:
         """Takes in an answer.
@@ -65,8 +70,11 @@ class LengthPredictor:
         if is_complete:
             self._ended[index] += self._weight
         self._unseen += 1
-        if self._unseen >= _REFRESH:
-            self._refresh()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether enough has been seen since the last `refresh` for another."""
+        return self._unseen >= _REFRESH
 
     def survival(self, length: Floats | float, given: Floats | float) -> Floats:
         """The probability that an answer of at least `given` tokens has more than `length`; broadcasts.
@@ -99,10 +107,19 @@ class LengthPredictor:
         found: Floats = np.interp(beyond, self._edges, self._log_survival)
         return found
 
-    def _refresh(self) -> None:
+    def refresh(self, under_way: Sequence[int]) -> None:
+        """Computes the survival function from what was seen.
+
+        Args:
+            under_way: Lengths so far of the answers that have not ended.
+        """
         self._unseen = 0
         prior = _PRIOR_WEIGHT * self._weight
-        hazard = (self._ended + prior * _PRIOR_HAZARD) / (self._reached + prior)
+        # An answer of g tokens has passed every bin that ends at g or before.
+        places = np.searchsorted(self._edges[1:], under_way, side="right")
+        passed = np.cumsum(np.bincount(places, minlength=len(self._edges))[::-1])[::-1][1:]
+        reached = self._reached + passed * self._weight
+        hazard = (self._ended + prior * _PRIOR_HAZARD) / (reached + prior)
         self._log_survival = np.concatenate(([0.0], np.cumsum(np.log1p(-np.minimum(hazard, 0.999)))))
         if self._weight > 1e6:
             self._ended /= self._weight

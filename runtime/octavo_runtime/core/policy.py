@@ -27,6 +27,9 @@ _UNKNOWN_PREFILL_SECONDS = 1e-4
 _SLO_MIN_TOKENS = 16
 """Prefill tokens that a step has in any case: a first token must come some day."""
 
+_REFUSAL_STEPS = 8
+"""A forecast reaches far ahead; in so few steps it changes only when something ends."""
+
 Guard = Callable[[RequestState, Callable[[], bool]], bool | None]
 """Does something for a request; None when that ended in a fault of ours, and the request with it."""
 
@@ -69,6 +72,8 @@ class Policy:
         self._new = WaitingQueue()
         self._preempted = WaitingQueue()
         self._arrivals = 0
+        # Whom the forecast refused last, beside how many running ones, and for how many steps that holds.
+        self._refused = (-1, 0, 0)
 
     def __len__(self) -> int:
         return len(self._new) + len(self._preempted)
@@ -108,6 +113,8 @@ class Policy:
         held_back: list[tuple[WaitingQueue, Sequence]] = []
         forecast: Forecast | None = None
         position = 0
+        if self._is_refused_still():
+            admits = False
         while budget > 0:
             queue, head = self._head() if admits else (None, None)
             following = prefills[position] if position < len(prefills) else None
@@ -228,6 +235,15 @@ class Policy:
             return self._new, new
         return self._preempted, preempted
 
+    def _is_refused_still(self) -> bool:
+        """Whether the forecast that refused the head need not be made again: nothing has ended, and little changed."""
+        number, num_running, steps = self._refused
+        head = self._head()[1]
+        if head is None or head.number != number or len(self._running) < num_running or not steps:
+            return False
+        self._refused = (number, len(self._running), steps - 1)
+        return True
+
     def _waits_for_sibling(self, sequence: Sequence) -> bool:
         """Whether another sequence of the request is computing what this one will find in the cache then."""
         return any(
@@ -237,6 +253,7 @@ class Policy:
         )
 
     def _forecast(self) -> Forecast:
+        self._refresh_predictor()
         pool = self._running.pool
         return Forecast(
             self._running,
@@ -245,6 +262,11 @@ class Policy:
             block_size=self._block_size,
             max_len=self._max_model_len,
         )
+
+    def _refresh_predictor(self) -> None:
+        if self._predictor.is_stale:
+            under_way = (*self._running, *self._preempted)
+            self._predictor.refresh([sequence.num_generated for sequence in under_way])
 
     def _start(self, queue: WaitingQueue, head: Sequence, forecast: Forecast | None) -> bool:
         """Admits the head of a queue if it may run; under `priority` less important ones may have to go for it."""
@@ -259,6 +281,7 @@ class Policy:
         running.admit(head, running.lookup(head))
         request = head.request
         if request.predicted is None:
+            self._refresh_predictor()
             request.predicted = (
                 self._predictor.expected(0, request.max_tokens),
                 self._predictor.quantile(0.9, request.max_tokens),
@@ -283,7 +306,10 @@ class Policy:
         if forecast is None:
             return True
         shared = len(found) - running.pool.num_needed(found)
-        return forecast.allows(head, shared, self._running.pool.num_blocks)
+        if forecast.allows(head, shared, self._running.pool.num_blocks):
+            return True
+        self._refused = (head.number, len(running), _REFUSAL_STEPS)
+        return False
 
     def _can_displace(self, head: Sequence) -> bool:
         """Whether there is room for a sequence without those that are less important."""

@@ -307,7 +307,7 @@ class Scheduler:
             take = partial(self._answers.take, sequence, tokens[start:offset], sampled)
             events += self._guard(request, take) or ()
             self._forget_if_done(request)
-        if result.seconds > 0 and plan.sequences:
+        if result.seconds > 0 and plan.sequences and self.config.policy == "slo":
             context = sum(entry.num_computed for entry in plan.sequences if entry.num_samples)
             self._policy.step_time.observe(plan.num_tokens, context, result.seconds)
         if self.config.check_invariants:

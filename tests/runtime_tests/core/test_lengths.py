@@ -16,6 +16,7 @@ def taught(lengths: list[int], *, cap: int = 1 << 30, max_len: int = 8192) -> Le
     predictor = LengthPredictor(max_len)
     for length in lengths:
         predictor.observe(min(length, cap), is_complete=length < cap)
+    predictor.refresh(())
     return predictor
 
 
@@ -43,6 +44,16 @@ def test_observe_answers_cut_short_are_not_taken_for_short_ones() -> None:
     assert float(cut.survival(90.0, 0.0)) == pytest.approx(float(whole.survival(90.0, 0.0)), abs=0.03)
 
 
+def test_refresh_answers_under_way_keep_a_burst_from_looking_short() -> None:
+    # All begin together, and 100 tokens later only those have ended that are shorter.
+    lengths = lognormal(2000, 300)
+    ended = taught([length for length in lengths if length < 100])
+    assert ended.expected(0, 8192) < 100
+    ended.refresh([100 for length in lengths if length >= 100])
+    whole = taught(lengths)
+    assert float(ended.survival(90.0, 0.0)) == pytest.approx(float(whole.survival(90.0, 0.0)), abs=0.05)
+
+
 def test_quantile_covers_its_share() -> None:
     lengths = lognormal(4000, 300)
     p90 = taught(lengths).quantile(0.9, 8192)
@@ -53,6 +64,7 @@ def test_observe_change_of_traffic_is_followed() -> None:
     predictor = taught([20] * 3000)
     for _ in range(6000):
         predictor.observe(1000, is_complete=True)
+    predictor.refresh(())
     assert predictor.expected(0, 8192) > 700
 
 
