@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -20,6 +20,7 @@ from octavo_runtime.errors import InvalidRequest
 from octavo_runtime.settings import check_together, check_values, engine_config
 from octavo_runtime.text.admission import admit
 from octavo_runtime.text.output import Delta, OutputText
+from octavo_runtime.text.sampling_defaults import sampling_defaults
 from octavo_runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # it brings torch, which only LLM(model) needs
@@ -126,6 +127,8 @@ class LLM:
     Args:
         model: Directory of the model.
         executor: One that is loaded already; None: load the model's weights.
+        generation_config: auto: calls without sampling_params sample as the model's generation_config.json recommends;
+            none: by the defaults of SamplingParams.
         settings: The flags of `octavo serve` that concern the engine, such as dtype, max_num_seqs, scheduling_policy
             or kv_cache_memory (bytes).
 
@@ -135,11 +138,21 @@ class LLM:
         StartError: Settings contradict each other, or the model cannot be loaded; the class tells the cause.
     """
 
-    def __init__(self, model: str | Path, *, executor: Executor | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        executor: Executor | None = None,
+        generation_config: Literal["auto", "none"] = "auto",
+        **settings: Any,
+    ) -> None:
+        if generation_config not in {"auto", "none"}:
+            raise ValueError(f"generation_config must be auto or none, not {generation_config!r}")
         check_values(settings)
         check_together(settings)
         config = engine_config(str(model), settings)
         self._tokenizer = Tokenizer(Path(model))
+        self._defaults = SamplingParams(**(sampling_defaults(Path(model)) if generation_config == "auto" else {}))
         self._numbers = itertools.count()
         self._config = config
         self._core = EngineCore(executor or _load(config), config)
@@ -160,7 +173,7 @@ class LLM:
 
         Args:
             prompts: A text or a list of token ids, or a list of those.
-            sampling_params: For all prompts, or one for each; None: the defaults.
+            sampling_params: For all prompts, or one for each; None: the model's defaults.
             progress: Show a bar on a terminal, when it takes more than a moment.
 
         Returns:
@@ -184,7 +197,7 @@ class LLM:
 
         Args:
             messages: A conversation, each message with `role` and `content`; or a list of conversations.
-            sampling_params: For all, or one for each; None: the defaults.
+            sampling_params: For all, or one for each; None: the model's defaults.
             progress: Show a bar on a terminal, when it takes more than a moment.
 
         Raises:
@@ -206,7 +219,7 @@ class LLM:
         progress: bool,
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling = [sampling_params or SamplingParams()] * len(prompts)
+            sampling = [sampling_params or self._defaults] * len(prompts)
         else:
             sampling = list(sampling_params)
             if len(sampling) != len(prompts):

@@ -45,6 +45,13 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
 @_model(
     "--max-model-len", type=AutoInt(), default="auto", help="Longest prompt plus answer in tokens. auto: what fits."
 )
+@_model(
+    "--generation-config",
+    type=click.Choice(["auto", "none"]),
+    default="auto",
+    help="auto: what a request leaves open of temperature, top_k, top_p and min_p is as the model's "
+    "generation_config.json recommends. none: as OpenAI has it.",
+)
 @_memory("--kv-cache-dtype", type=click.Choice(_DTYPES), default="auto", help="Of the KV cache. auto: as --dtype.")
 @_memory(
     "--kv-cache-memory",

@@ -17,7 +17,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from octavo_runtime.domain import EngineInfo, FinishReason, Request
-from octavo_runtime.errors import InvalidRequest
+from octavo_runtime.errors import InvalidRequest, StartError
 from octavo_runtime.ipc.client import EngineClient
 from octavo_runtime.server.answers import ChatAnswers, CompletionAnswers
 from octavo_runtime.server.errors import Unavailable, error_body, error_response, errors_as_json
@@ -59,11 +59,13 @@ class Server:
 
     Attributes:
         prompts: Set once the tokenizer is loaded; with `client.info` it makes the server ready.
+        sampling_defaults: The model's, for requests that do not say.
         draining: Set when no new requests are to be taken.
     """
 
     def __init__(self, config: ServerConfig, client: EngineClient, metrics: Metrics, recording: Recording) -> None:
         self.prompts: Prompts | None = None
+        self.sampling_defaults: dict[str, Any] = {}
         self.draining = False
         self._config = config
         self._client = client
@@ -140,7 +142,7 @@ class Server:
         arrival: float,
         param: str,
     ) -> web.StreamResponse:
-        sampling = body.sampling()
+        sampling = body.sampling(self.sampling_defaults)
         requests = [
             admit(
                 f"{answers.id}-{index}",
@@ -315,7 +317,10 @@ class Server:
     async def _resize(self, request: web.Request) -> web.Response:
         with self._admitted():
             body = parse(await _read_json(request), KvCacheMemoryRequest)
-            info = await self._client.resize(body.bytes)
+            try:
+                info = await self._client.resize(body.bytes)
+            except StartError as error:
+                raise self._refusal("the engine has ended", code="engine_died") from error
             return _json({"bytes": info.num_blocks * info.block_bytes, "num_blocks": info.num_blocks})
 
     # --- models, probes, metrics

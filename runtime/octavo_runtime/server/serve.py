@@ -21,6 +21,7 @@ from octavo_runtime.server.metrics import Metrics
 from octavo_runtime.server.prompts import Prompts
 from octavo_runtime.server.recording import Recording
 from octavo_runtime.server.settings import ServerConfig
+from octavo_runtime.text.sampling_defaults import sampling_defaults
 from octavo_runtime.text.tokenizer import Tokenizer
 
 __all__ = ["Service", "serve"]
@@ -112,7 +113,12 @@ class Service:
         """
         with LoadingDisplay() as display:
             self.client.on_loading = display
-            self._server.prompts = Prompts(await asyncio.to_thread(Tokenizer, Path(self.client.config.model)))
+            model = Path(self.client.config.model)
+            if self._config.generation_config == "auto":
+                self._server.sampling_defaults = defaults = sampling_defaults(model)
+                if defaults:
+                    _log.info("requests that do not say are sampled as generation_config.json has it: %s", defaults)
+            self._server.prompts = Prompts(await asyncio.to_thread(Tokenizer, model))
             info = await self.client.ready()
         self._metrics.loaded(info, self.client.config)
         self._recording.loaded(info, self.client.config)

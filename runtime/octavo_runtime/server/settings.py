@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 __all__ = ["ServerConfig"]
 
@@ -16,6 +17,8 @@ class ServerConfig:
         served_model_name: The model's name in requests, answers and metrics.
         host: Address to listen on.
         port: Port to listen on; 0 picks a free one.
+        generation_config: auto: requests that do not say are sampled as the model's generation_config.json has it; none:
+            by OpenAI's defaults.
         max_num_queued_reqs: Requests beyond those that run; more get 503.
         max_num_queued_tokens: Prompt tokens of requests that wait for their first token; beyond them a request gets 503
             unless none waits. None: no limit.
@@ -30,6 +33,7 @@ class ServerConfig:
     served_model_name: str
     host: str = "0.0.0.0"  # noqa: S104 - a server in a pod is reached from outside it
     port: int = 8000
+    generation_config: Literal["auto", "none"] = "auto"
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int | None = None
     max_connection_age: float = 60.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -126,8 +127,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         """Sequences to generate where they are more than the answers; a chat has no field for it."""
         return None
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """The sampling settings.
+
+        Args:
+            defaults: Fields of SamplingParams for a request that does not say; beams are not sampled.
 
         Raises:
             InvalidRequest: A value is out of range.
@@ -148,11 +152,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             "length_penalty": self.length_penalty,
             "early_stopping": self.early_stopping,
         }
+        fields = {} if self.use_beam_search else dict(defaults)
+        fields |= {name: value for name, value in given.items() if value is not None}
         return SamplingParams(
             max_tokens=self.max_tokens if self.max_tokens is not None else self.default_max_tokens(),
             stop=tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type] # checked by msgspec
+            **fields,
         )
 
     @property

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from octavo_runtime.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from octavo_runtime.text.chat import ChatTemplate
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "read_json"]
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -45,7 +45,7 @@ class Tokenizer:
         # A checkpoint may carry the truncation and padding of its training.
         self._rust.no_truncation()
         self._rust.no_padding()
-        config = _read_json(model / "tokenizer_config.json")
+        config = read_json(model / "tokenizer_config.json")
         added = self._rust.get_added_tokens_decoder()
         self._hidden = frozenset(number for number, token in added.items() if token.special)
         self.chat_template = ChatTemplate.of(model, config, _special_tokens(config))
@@ -70,7 +70,12 @@ class Tokenizer:
         return token_id not in self._hidden and self._rust.id_to_token(token_id) is not None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of a model's directory; empty when there is none.
+
+    Raises:
+        UnsupportedModel: It is damaged.
+    """
     if not path.is_file():
         return {}
     try:

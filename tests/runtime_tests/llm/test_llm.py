@@ -15,7 +15,7 @@ from octavo_runtime.llm import CompletionOutput
 from octavo_runtime.testing import EOS, Script, ScriptedExecutor, ids, write_model
 
 
-def offline(folder: Path, script: Script | None = None, **settings: object) -> tuple[LLM, ScriptedExecutor]:
+def offline(folder: Path, script: Script | None = None, **settings: Any) -> tuple[LLM, ScriptedExecutor]:
     script = script or Script(reply=ids("Hello, wörld 😀! "), fail_on=1)
     executor = ScriptedExecutor(script)
     return LLM(write_model(folder / "tiny", script), executor=executor, **settings), executor
@@ -34,6 +34,18 @@ def test_generate_one_text(tmp_path: Path) -> None:
 def test_generate_default_sampling(tmp_path: Path) -> None:
     llm, _ = offline(tmp_path)
     assert len(llm.generate("hi")[0].token_ids) == 16
+
+
+def test_generate_default_sampling_is_the_models(tmp_path: Path) -> None:
+    offline(tmp_path)
+    (tmp_path / "tiny" / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7}')
+    llm, executor = offline(tmp_path)
+    llm.generate("hi")
+    llm.generate("hi", SamplingParams(max_tokens=1))
+    llm, other = offline(tmp_path, generation_config="none")
+    llm.generate("hi")
+    used = [plan.sequences[0].sampling for each in (executor, other) for plan in each.plans if plan.sequences]
+    assert [(params.temperature, params.top_k) for params in dict.fromkeys(used)] == [(0.3, 7), (1, 0), (1, 0)]
 
 
 def test_generate_many_in_order_and_in_one_batch(tmp_path: Path) -> None:
@@ -166,6 +178,7 @@ def test_llm_refuses_unknown_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"generation_config": "vllm"}, "generation_config must be auto or none, not 'vllm'"),
         ({"dtype": "int8"}, "dtype must be one of auto, float32"),
         ({"block_size": 64}, "block_size must be one of 8, 16, 32, not 64"),
         ({"max_num_seqs": 0}, "max_num_seqs must be a whole number, 1 or more, not 0"),

@@ -341,3 +341,14 @@ async def test_trace_of_what_was_served(serve: Serve, tmp_path: Path) -> None:
     assert trace.header.scheduler.policy == "priority"
     assert [(line.prompt, line.outputs, line.priority) for line in trace.lines] == [(7, (20, 20), 0), (7, (6,), 3)]
     assert b"secret" not in file.read_bytes()
+
+
+async def test_generation_config_fills_in_what_a_request_leaves_open(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "generation_config.json").write_text('{"top_p": 0.5, "min_p": 0.5}')
+    for setting, expected in (("auto", {"top_p": 0.5, "min_p": 0.5}), ("none", {})):
+        async with serve(Script(reply=ids("x")), generation_config=setting) as served:
+            assert served.service._server.sampling_defaults == expected
+            assert (await served.post(PATH, prompt="hi", max_tokens=1))[0] == 200
+            # Beams are not sampled: the model's defaults must not get in their way.
+            assert (await served.post(PATH, prompt="hi", max_tokens=1, n=2, use_beam_search=True))[0] == 200

@@ -144,7 +144,7 @@ async def test_metrics_add_up(serve: Serve) -> None:
 async def test_metrics_prefix_cache_and_preemptions(serve: Serve) -> None:
     # Four blocks of eight: two requests of 8 + 24 tokens cannot both stay.
     script = Script(reply=ids("abc"), num_blocks=4, max_model_len=32, step_seconds=0.001)
-    async with serve(script, block_size=8) as served:
+    async with serve(script, block_size=8, admission_policy="max-utilization") as served:
         prompts = [list(range(65, 73)), list(range(75, 83))]
         both = [served.post(PATH, prompt=prompt, max_tokens=24) for prompt in prompts]
         texts = [body["choices"][0]["text"] for _, body in await asyncio.gather(*both)]
