@@ -33,6 +33,7 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from functools import partial
 from typing import TypeVar
 
@@ -59,6 +60,8 @@ __all__ = ["Scheduler"]
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_PLACEHOLDER = (0,)
 
 WRITE_BACK_BLOCKS = 16
 """Cached blocks at the front of the free queue that are kept copied to the host ahead of need."""
@@ -182,6 +185,7 @@ class Scheduler:
             max_len=state.prompt_len + state.max_tokens,
             slots=request.sampling.width,
             awaits_results=request.sampling.width > 1,
+            is_plain=request.sampling.width == 1,
         )
         state.sequences.append(prompt)
         self._requests[request.request_id] = state
@@ -296,7 +300,7 @@ class Scheduler:
             if failed and position in failed:
                 events += self._fail(request, failed[position])
                 continue
-            if count == 1 and request.sampling.width == 1:
+            if sequence.is_plain:
                 # Nearly all of them: without the calls.
                 token, token_ids = tokens[start], sequence.token_ids
                 if token not in request.stops and len(token_ids) + 1 < sequence.max_len:
@@ -371,19 +375,20 @@ class Scheduler:
     def _entry(self, sequence: Sequence, count: int) -> ScheduledSequence:
         start = sequence.num_planned
         end = start + count
-        known = len(sequence.token_ids)
-        feeds = end > known
+        token_ids = sequence.token_ids
+        known = len(token_ids)
         request = sequence.request
+        feeds = end > known
+        tokens: Tokens[int] = _PLACEHOLDER if feeds else (token_ids[start],) if count == 1 else token_ids[start:end]
         samples = 0
         if end >= known:
-            beams = request.beams
-            samples = sequence.slots if beams is None else beams.num_candidates
+            samples = sequence.slots if request.beams is None else request.beams.num_candidates
             sequence.pending += 1
         sequence.num_planned = end
         return ScheduledSequence(
             request.request_id,
             sequence.number,
-            (0,) if feeds else sequence.token_ids[start:end],
+            tokens,
             start,
             sequence.table,
             samples,

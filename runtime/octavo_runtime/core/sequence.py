@@ -125,6 +125,7 @@ class Sequence:
         num_published: Leading blocks that the prefix cache knows, or that hold what it knows elsewhere.
         may_share_tail: Whether the block it writes next may be shared: it was forked since.
         awaits_results: Whether what follows a token depends on which it is: a prompt that forks, a beam.
+        is_plain: Whether it is its request's only one, from the beginning: what nearly all are.
         slots: Of `max_num_seqs`, how many it takes: as many as it will fork into.
         lost: Tokens that were computed when it last lost its blocks.
         wanted: Hashes of the blocks that it lost, which the host keeps for it.
@@ -151,6 +152,7 @@ class Sequence:
     num_published: int = 0
     may_share_tail: bool = False
     awaits_results: bool = False
+    is_plain: bool = False
     slots: int = 1
     lost: int = 0
     wanted: list[bytes] = field(default_factory=list)

@@ -20,7 +20,7 @@ from octavo_runtime.core.sequence import Sequence, State
 
 __all__ = ["AGING", "WaitingQueue"]
 
-AGING = 50.0
+AGING = 40.0
 """How many times its own duration a request may be kept waiting by shorter ones that came later."""
 
 
