@@ -39,7 +39,7 @@ format: .venv/stamp ## rewrite to the house format
 DEMO_KUBECONFIG = $(if $(filter command,$(firstword $(origin KUBECONFIG))),$(KUBECONFIG))
 demo: .venv/stamp ## a real cluster, the operator, a small model, an answer; KUBECONFIG= REGISTRY= for a cluster that you have
 	PYTHONPATH=e2e $(PY) e2e/demo.py --kubeconfig='$(DEMO_KUBECONFIG)' --registry='$(REGISTRY)' \
-	  --operator-image='$(OPERATOR_IMAGE)' --runtime-image='$(RUNTIME_IMAGE)' --namespace='$(or $(NAMESPACE),default)'
+	  --operator-image='$(OPERATOR_IMAGE)' --runtime-image='$(RUNTIME_IMAGE)' --pull-secret='$(PULL_SECRET)' --namespace='$(or $(NAMESPACE),default)'
 
 images: .venv/stamp ## build both images; REGISTRY=… pushes them there, otherwise they go into our own cluster
 	$(CLUSTER) images $(if $(REGISTRY),--registry '$(REGISTRY)')
@@ -60,6 +60,15 @@ stories: .venv/stamp ## the end-to-end stories on the one-node cluster, which is
 	$(CLUSTER) images >/dev/null
 	$(PY) -m pytest -q -p no:cacheprovider --timeout=900 --durations=10 e2e/stories
 
-.PHONY: bench-serving
+.PHONY: bench-serving bench-paging bench-scheduling bench-core
 bench-serving: .venv/stamp ## our engine's speed, offline and over HTTP, beside this machine's limits; PROFILE=1 tells where it goes
 	@$(PY) -m bench.serving $(if $(PROFILE),--profile)
+
+bench-paging: .venv/stamp ## memory that holds tokens, requests at once, blocks shared: beside reservation and the paper's figures
+	@$(PY) -m bench.paging
+
+bench-scheduling: .venv/stamp ## latencies, goodput, preemption and admission in replays of the pinned traces
+	@$(PY) -m bench.scheduling
+
+bench-core: .venv/stamp ## the scheduler's time per step and memory per request; NANO_VLLM=DIR compares with its scheduler
+	@$(PY) -m bench.core $(if $(NANO_VLLM),--nano-vllm '$(NANO_VLLM)')

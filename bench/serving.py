@@ -216,7 +216,7 @@ async def _over_http(model: Path) -> dict[str, float]:
     return figures
 
 
-def _find_model() -> Path:
+def find_model() -> Path:
     """SmolLM2-135M-Instruct, from the cache of the tests, or converted into it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "models"
     found = sorted(cache.glob("smollm2-135m-instruct-*/config.json"), key=lambda path: path.stat().st_mtime)
@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a model's directory (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--profile", action="store_true", help="also tell where the time of a step goes")
     flags = parser.parse_args()
-    model = flags.model or _find_model()
+    model = flags.model or find_model()
     began = time.perf_counter()
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > cores / 2:

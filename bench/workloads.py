@@ -71,7 +71,13 @@ class Workload:
         return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in arrays)).hexdigest()[:16]
 
     def requests(
-        self, *, max_model_len: int, rate: float | None = None, count: int | None = None, **sampling: int | bool
+        self,
+        *,
+        max_model_len: int,
+        rate: float | None = None,
+        count: int | None = None,
+        equal_lengths: bool = True,
+        **sampling: int | bool,
     ) -> list[ReplayRequest]:
         """The requests, cut to what fits the model: a prompt leaves room for a token, an output takes what is left.
 
@@ -80,8 +86,9 @@ class Workload:
                 gives it that does not know how long the answer will be.
             rate: Requests per second; None: all come at once.
             count: Only the first so many; None: all.
-            sampling: `n`, `best_of`, `use_beam_search`. The first answer has the pinned length, the others have
-                lengths of requests drawn at random.
+            equal_lengths: Whether all answers to a prompt have its pinned length; else each but the first has the
+                length of a request drawn at random.
+            sampling: `n`, `best_of`, `use_beam_search`.
         """
         rng = np.random.default_rng([self.seed, 1])
         prefixes = rng.integers(FIRST_FREE_TOKEN, FIRST_FREE_TOKEN + _VOCABULARY, (_NUM_PREFIXES, self.prefix_length))
@@ -95,14 +102,15 @@ class Workload:
             # The first token of its own makes a prompt unlike all others; what follows may be equal.
             own = FIRST_FREE_TOKEN + _VOCABULARY + number
             tokens = (*shared, own, *[FIRST_FREE_TOKEN] * prompt)[:prompt]
-            lengths = [self.outputs[number], *others[number]]
+            pinned = self.outputs[number]
+            lengths = [pinned] * width if equal_lengths else [pinned, *others[number]]
             request = Request(
                 request_id=f"{self.name}-{number}",
                 prompt_token_ids=tokens,
                 sampling=SamplingParams(
                     temperature=0.0 if sampling.get("use_beam_search") else 1.0,
                     seed=number,
-                    max_tokens=min(room, int(lengths[0])) if self.ignore_eos else room,
+                    max_tokens=min(room, int(pinned)) if self.ignore_eos else room,
                     ignore_eos=self.ignore_eos,
                     **sampling,  # type: ignore[arg-type]  # each name has its own type
                 ),
