@@ -64,20 +64,21 @@ def write_model(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Callable[..
 
 @pytest.fixture
 def sequence() -> Callable[..., ScheduledSequence]:
-    """Builds what the scheduler would plan for one sequence."""
+    """Builds what the scheduler would plan for one sequence; what is no field of it is of its sampling."""
 
     def build(
-        request_id: str, tokens: list[int], computed: int, blocks: tuple[int, ...], **sampling: Any
+        request_id: str, tokens: list[int], computed: int, blocks: tuple[int, ...], **settings: Any
     ) -> ScheduledSequence:
-        params = SamplingParams(**({"temperature": 0, "seed": 0} | sampling))
+        own = {name: settings.pop(name) for name in list(settings) if name in ScheduledSequence._fields}
+        sampling = SamplingParams(**({"temperature": 0, "seed": 0} | settings))
+        fields: dict[str, Any] = {"number": sum(request_id.encode()), "num_samples": 1, "num_generated": 0} | own
         return ScheduledSequence(
             request_id=request_id,
             token_ids=tuple(tokens),
             num_computed=computed,
             block_table=blocks,
-            samples=True,
-            num_generated=0,
-            sampling=params,
+            sampling=sampling,
+            **fields,
         )
 
     return build
