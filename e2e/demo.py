@@ -1,8 +1,8 @@
 """`make demo`: from nothing to a streamed answer out of the cluster, and what to type next.
 
 Without KUBECONFIG it makes a cluster of its own (e2e/cluster). With KUBECONFIG it uses the one that is there: the
-images come from REGISTRY (built and pushed) or are named by OPERATOR_IMAGE and RUNTIME_IMAGE, and the model is copied
-into the claim `models` unless that claim exists already.
+images come from REGISTRY (built and pushed) or are named by OPERATOR_IMAGE and RUNTIME_IMAGE, pods pull them with the
+Secret PULL_SECRET where one is needed, and the model is copied into the claim `models` unless that claim exists.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from cluster.layout import DEFAULT_STATE, REPOSITORY, Layout, cache_folder
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -31,7 +33,7 @@ SYSTEM_NAMESPACE = "octavo-system"
 QUESTION = "What is the capital of France?"
 READY_SECONDS = 600
 
-# Runs in a pod of the runtime's image: any Python will do, since it uses the standard library only.
+# Runs in a pod of the operator's image, the small one: it uses the standard library only.
 CLIENT = """
 import json, sys, urllib.request
 url, model, question = sys.argv[1:]
@@ -62,6 +64,7 @@ class Target:
         environment: Of both.
         own_state: State directory of our own one-node cluster; None for a cluster that was there before.
         namespace: Where the example goes.
+        pull_secret: Name of the Secrets that pods pull images with, in its namespace and the operator's; or "".
     """
 
     kubectl: str
@@ -69,6 +72,12 @@ class Target:
     environment: Mapping[str, str]
     own_state: Path | None
     namespace: str
+    pull_secret: str = ""
+
+    @property
+    def pull_secrets(self) -> list[dict[str, str]]:
+        """The field imagePullSecrets of a pod."""
+        return [{"name": self.pull_secret}] if self.pull_secret else []
 
     def run_kubectl(self, *arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs kubectl in the demo's namespace and returns what it printed."""
@@ -87,6 +96,7 @@ def main() -> None:
     parser.add_argument("--registry", default="", help="with --kubeconfig: where the images are pushed to")
     parser.add_argument("--operator-image", default="", help="with --kubeconfig: an image that is there already")
     parser.add_argument("--runtime-image", default="", help="with --kubeconfig: an image that is there already")
+    parser.add_argument("--pull-secret", default="", help="with --kubeconfig: Secret that pods pull images with")
     parser.add_argument("--namespace", default="default", help="namespace of the example (default: default)")
     options = parser.parse_args()
     started = time.monotonic()
@@ -112,13 +122,13 @@ def _demo(options: argparse.Namespace) -> None:
     with _stage("installing the operator with Helm"):
         _install_operator(target, images)
     with _stage(f"publishing {MODEL} on the claim {CLAIM!r}"):
-        _publish_model(target, model, images["runtime"])
+        _publish_model(target, model, images["operator"])
     with _stage(f"applying {EXAMPLE.relative_to(REPOSITORY)} and waiting for a ready pod"):
-        target.run_kubectl("apply", "--filename", str(EXAMPLE))
+        _apply_example(target)
         _wait_until_ready(target)
     url = f"http://{SERVICE}.{target.namespace}.svc"
     _say(f"asking {url}/v1/chat/completions from a pod in the cluster: {QUESTION}")
-    _ask(target, url, images["runtime"])
+    _ask(target, url, images["operator"])
     _say_next(target, url)
 
 
@@ -138,7 +148,23 @@ def _existing_cluster(options: argparse.Namespace) -> Target:
         if path is None:
             raise DemoError(f"{name} is not on PATH; install it, or run `make demo` without KUBECONFIG")
     environment = {**os.environ, "KUBECONFIG": options.kubeconfig}
-    return Target(str(tools["kubectl"]), str(tools["helm"]), environment, None, options.namespace)
+    target = Target(
+        str(tools["kubectl"]), str(tools["helm"]), environment, None, options.namespace, options.pull_secret
+    )
+    if target.pull_secret:
+        for namespace in (SYSTEM_NAMESPACE, target.namespace):
+            _require_pull_secret(target, namespace)
+    return target
+
+
+def _require_pull_secret(target: Target, namespace: str) -> None:
+    """Asks for the Secret before minutes are spent on images that nobody could pull."""
+    name = target.pull_secret
+    if target.run_kubectl("get", "secret", name, "--namespace", namespace, check=False).returncode:
+        raise DemoError(
+            f"there is no Secret {name} in the namespace {namespace}; with that namespace made: kubectl create secret "
+            f"docker-registry {name} --namespace {namespace} --docker-server=… --docker-username=… --docker-password=…"
+        )
 
 
 def _images_for(options: argparse.Namespace) -> dict[str, str]:
@@ -181,6 +207,8 @@ def _install_operator(target: Target, images: Mapping[str, str]) -> None:
     for value, reference in (("image", images["operator"]), ("runtimeImage", images["runtime"])):
         repository, _, tag = reference.rpartition(":")
         settings += ["--set", f"{value}.repository={repository}", "--set-string", f"{value}.tag={tag}"]
+    if target.pull_secret:
+        settings += ["--set", f"imagePullSecrets={{{target.pull_secret}}}"]
     command = ["upgrade", "--install", "octavo", str(REPOSITORY / "charts" / "octavo")]
     # The CRD may have come from `kubectl apply -f crds/` before: the release takes it over.
     options = ["--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--take-ownership", "--wait", "--timeout", "3m"]
@@ -192,21 +220,21 @@ def _install_operator(target: Target, images: Mapping[str, str]) -> None:
         check=False,
     )
     if done.returncode:
-        pods = target.run_kubectl("get", "pods", "--namespace", SYSTEM_NAMESPACE, "--output", "wide", check=False)
+        pods = target.run_kubectl("describe", "pods", "--namespace", SYSTEM_NAMESPACE, check=False)
         raise DemoError(f"helm: {done.stderr.strip()}\n{pods.stdout}")
 
 
-def _publish_model(target: Target, model: Path, runtime_image: str) -> None:
+def _publish_model(target: Target, model: Path, image: str) -> None:
     if target.own_state is not None:
         _cluster(
             target.own_state,
             *("model", "publish", str(model), "--name", MODEL, "--claim", CLAIM, "--namespace", target.namespace),
         )
     elif target.run_kubectl("get", "persistentvolumeclaim", CLAIM, check=False).returncode:
-        _copy_model(target, model, runtime_image)
+        _copy_model(target, model, image)
 
 
-def _copy_model(target: Target, model: Path, runtime_image: str) -> None:
+def _copy_model(target: Target, model: Path, image: str) -> None:
     """Makes the claim and copies the model into it through a pod that mounts it."""
     claim = {
         "apiVersion": "v1",
@@ -216,7 +244,7 @@ def _copy_model(target: Target, model: Path, runtime_image: str) -> None:
     }
     target.run_kubectl("apply", "--filename", "-", input=json.dumps(claim))
     name = "octavo-demo-copy"
-    pod = _pod(name, runtime_image, ["sleep", "600"])
+    pod = _pod(target, name, image, ["sleep", "600"])
     pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "models", "mountPath": "/models"}]
     pod["spec"]["volumes"] = [{"name": "models", "persistentVolumeClaim": {"claimName": CLAIM}}]
     pod["spec"]["securityContext"]["fsGroup"] = 65532
@@ -229,6 +257,13 @@ def _copy_model(target: Target, model: Path, runtime_image: str) -> None:
             target.run_kubectl(
                 "exec", "-i", name, "--", "tar", "-C", "/models", "-x", "--no-same-owner", stdin=tar.stdout
             )
+
+
+def _apply_example(target: Target) -> None:
+    service = yaml.safe_load(EXAMPLE.read_text())
+    if target.pull_secrets:
+        service["spec"]["podTemplate"] = {"spec": {"imagePullSecrets": target.pull_secrets}}
+    target.run_kubectl("apply", "--filename", "-", input=json.dumps(service))
 
 
 def _wait_until_ready(target: Target) -> None:
@@ -251,9 +286,9 @@ def _wait_until_ready(target: Target) -> None:
         time.sleep(0.5)
 
 
-def _ask(target: Target, url: str, runtime_image: str) -> None:
+def _ask(target: Target, url: str, image: str) -> None:
     name = "octavo-demo-client"
-    pod = _pod(name, runtime_image, ["python", "-c", CLIENT, url, SERVICE, QUESTION])
+    pod = _pod(target, name, image, ["python", "-c", CLIENT, url, SERVICE, QUESTION])
     with _temporary_pod(target, pod):
         deadline = time.monotonic() + 120
         while _phase(target, name) == "Pending":
@@ -272,7 +307,7 @@ def _phase(target: Target, name: str) -> str:
     return target.run_kubectl("get", "pod", name, "--output=jsonpath={.status.phase}").stdout
 
 
-def _pod(name: str, image: str, command: list[str]) -> dict[str, Any]:
+def _pod(target: Target, name: str, image: str, command: list[str]) -> dict[str, Any]:
     """A pod that meets the restricted pod security standard."""
     return {
         "apiVersion": "v1",
@@ -280,6 +315,7 @@ def _pod(name: str, image: str, command: list[str]) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {
             "restartPolicy": "Never",
+            "imagePullSecrets": target.pull_secrets,
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 1,
             "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},

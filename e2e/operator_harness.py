@@ -393,12 +393,12 @@ def fetch(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port of one of this machine's addresses that nobody listens on."""
     import socket
 
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from cluster import images, lifecycle, models, namespaces
+from cluster import images, lifecycle, models, namespaces, registries
 from cluster.errors import ClusterError
 from cluster.layout import DEFAULT_STATE, Layout
 from cluster.progress import Progress
@@ -79,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     load = commands.add_parser("load", parents=[shared], help="bring an image from the build cache into the node")
     load.add_argument("image")
     load.set_defaults(run=_load)
+
+    push = commands.add_parser("push", help="push an image from the build cache; prints its name there")
+    push.add_argument("image")
+    push.add_argument("registry", metavar="R", help="such as registry.example.com/you")
+    push.set_defaults(run=_push, state=DEFAULT_STATE)
 
     model = commands.add_parser("model", help="give pods a model from the host")
     publish = model.add_subparsers(required=True, metavar="COMMAND").add_parser(
@@ -156,6 +161,10 @@ def _images(layout: Layout, options: argparse.Namespace, progress: Progress) -> 
 def _load(layout: Layout, options: argparse.Namespace, progress: Progress) -> None:
     _require_running(layout)
     images.load(layout, options.image, progress)
+
+
+def _push(_: Layout, options: argparse.Namespace, progress: Progress) -> None:
+    print(registries.push(options.image, options.registry, progress))
 
 
 def _publish(layout: Layout, options: argparse.Namespace, progress: Progress) -> None:

@@ -5,21 +5,18 @@ changed one gets a new name: pods need no pull policy and no restart by hand. La
 by all checkouts.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import platform
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import node, store, system
+from cluster import node, registries, store, system
+from cluster.buildah import alone, buildah, run, storage
 from cluster.errors import ClusterError
 from cluster.layout import REPOSITORY, Layout, cache_folder
 from cluster.progress import Progress
@@ -86,19 +83,17 @@ def build(base: str | None, registry: str | None, progress: Progress) -> dict[st
         References by name (`operator`, `runtime`).
 
     Raises:
-        ClusterError: not enough disk space, or a command failed.
+        ClusterError: no registry's name, not enough disk space, or a command failed.
     """
+    if registry is not None:
+        registries.check_name(registry)
     system.check_root()
     system.install(system.IMAGE_PACKAGES, progress)
     references: dict[str, str] = {}
     for recipe in RECIPES:
         reference = _build_recipe(recipe, base, progress)
-        references[recipe.name] = reference
-        if registry is not None:
-            remote = f"{registry.rstrip('/')}/{reference.removeprefix('localhost/')}"
-            with progress.stage(f"pushing {remote}"):
-                _buildah("push", "--quiet", reference, f"docker://{remote}")
-            references[recipe.name] = remote
+        # Pushed before the next one is built: a registry that refuses is known after the small image.
+        references[recipe.name] = reference if registry is None else registries.push(reference, registry, progress)
     return references
 
 
@@ -135,13 +130,13 @@ def load(layout: Layout, reference: str, progress: Progress) -> None:
     """
     if reference in node.image_names(layout):
         return
-    layers = store.layers(_storage() / "storage", reference)
+    layers = store.layers(storage() / "storage", reference)
     present = node.unpacked_layers(layout, [layer.diff_id for layer in layers])
     missing = sum(layer.size for layer in layers[present:])
-    if not node.can_link(layout, _storage()):
+    if not node.can_link(layout, storage()):
         system.check_disk(layout.state, 1.1 * missing / 2**30, f"loading {reference}")
     with progress.stage(f"loading {reference} ({missing / 1e6:,.0f} MB)"):
-        config = json.loads(_buildah("inspect", "--type=image", reference))["Config"].encode()
+        config = json.loads(buildah("inspect", "--type=image", reference))["Config"].encode()
         node.add_image(layout, reference, config, layers, present)
 
 
@@ -193,7 +188,7 @@ def _bootstrap(reference: str, progress: Progress) -> None:
         sources.write_text(_package_sources())
         include = f"--include={','.join(BASE_PACKAGES)}"
         target = Path(folder, "rootfs.tar")
-        _run("mmdebstrap", "--quiet", "--variant=minbase", include, _suite(), str(target), str(sources))
+        run("mmdebstrap", "--quiet", "--variant=minbase", include, _suite(), str(target), str(sources))
         build_image(REPOSITORY / "deploy" / "base.Containerfile", Path(folder), reference, base=None)
 
 
@@ -204,7 +199,7 @@ def _suite() -> str:
 def _package_sources() -> str:
     """The machine's own sources of its distribution, in the one-line form, whatever form they are configured in."""
     form = "deb $(REPO_URI) $(RELEASE) $(COMPONENT)|$(ORIGIN)"
-    listed = _run("apt-get", "indextargets", "--format", form, "Created-By: Packages")
+    listed = run("apt-get", "indextargets", "--format", form, "Created-By: Packages")
     origin = platform.freedesktop_os_release()["ID"]
     lines = [line.rpartition("|") for line in listed.splitlines()]
     sources = [source for source, _, from_ in lines if from_.lower() == origin]
@@ -239,16 +234,14 @@ def build_image(containerfile: Path, context: Path, reference: str, base: str | 
         for path in ("/etc/ssl/certs", "/etc/pip.conf", "/etc/uv"):
             if Path(path).exists():
                 command.append(f"--volume={path}:{path}:ro")
-    with _lock():
-        # What a build that was killed has left behind.
-        _buildah("rm", "--all")
-        shutil.rmtree(_temporary(), ignore_errors=True)
-        _buildah(*command, str(context))
+    with alone():
+        buildah("rm", "--all")  # what a build that was killed has left behind
+        buildah(*command, str(context))
 
 
 def forget(name: str) -> None:
     """Remove an image from the cache, with the layers that no other image needs."""
-    _buildah("rmi", name)
+    buildah("rmi", name)
 
 
 def _uv_cache() -> Path:
@@ -260,10 +253,10 @@ def _uv_cache() -> Path:
 
 def _forget_old(repository: str) -> None:
     """Keep the newest few images of a name, and no layer that belongs to no name."""
-    with _lock():
-        for name in stale(json.loads(_buildah("images", "--json")), repository):
+    with alone():
+        for name in stale(json.loads(buildah("images", "--json")), repository):
             forget(name)
-        _buildah("rmi", "--prune")
+        buildah("rmi", "--prune")
 
 
 def stale(listed: list[dict[str, Any]], repository: str) -> list[str]:
@@ -274,41 +267,4 @@ def stale(listed: list[dict[str, Any]], repository: str) -> list[str]:
 
 
 def _names() -> set[str]:
-    return {name for image in json.loads(_buildah("images", "--json")) for name in image["names"] or []}
-
-
-def _buildah(*arguments: str) -> str:
-    places = [f"--root={_storage()}/storage", f"--runroot={_storage()}/run"]
-    driver = ["--storage-driver=overlay", "--storage-opt=overlay.skip_mount_home=true"]
-    # In a mount namespace of its own, so that not even a killed build leaves mounts on the machine.
-    return _run("unshare", "--mount", "--propagation=private", "buildah", *places, *driver, *arguments)
-
-
-def _storage() -> Path:
-    return cache_folder() / "buildah"
-
-
-def _temporary() -> Path:
-    """buildah's scratch space, gigabytes at times: on the disk that was checked for room."""
-    return cache_folder() / "tmp"
-
-
-def _run(*command: str) -> str:
-    _temporary().mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "TMPDIR": str(_temporary())}
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment
-    )
-    if done.returncode != 0:
-        said = (done.stdout[-1500:] + done.stderr[-1500:]).strip()
-        raise ClusterError(f"{' '.join(command)} failed:\n{said}")
-    return done.stdout
-
-
-@contextlib.contextmanager
-def _lock() -> Iterator[None]:
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "images.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return {name for image in json.loads(buildah("images", "--json")) for name in image["names"] or []}

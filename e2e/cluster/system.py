@@ -10,6 +10,10 @@ from cluster.progress import Progress
 
 NODE_PACKAGES = ("containerd", "runc", "containernetworking-plugins", "iproute2", "nftables", "conntrack", "openssl")
 IMAGE_PACKAGES = ("buildah", "mmdebstrap")
+REGISTRY_PACKAGES = ("docker-registry",)
+
+# Packages that start a service of their own when they are installed; we start what we need ourselves.
+_SERVICES = {"containerd": "containerd.service", "docker-registry": "docker-registry.service"}
 
 
 def check_root() -> None:
@@ -56,9 +60,9 @@ def install(packages: tuple[str, ...], progress: Progress) -> None:
             done = _apt(command)
             if done.returncode != 0:
                 raise ClusterError(f"apt-get failed:\n{updated.stderr[-1000:]}\n{done.stderr[-1000:]}")
-        if "containerd" in missing and Path("/run/systemd/system").exists():
-            # The package starts a containerd of its own; the cluster runs another one in its namespaces.
-            subprocess.run(["systemctl", "disable", "--now", "containerd.service"], check=False, capture_output=True)
+        services = [_SERVICES[package] for package in missing if package in _SERVICES]
+        if services and Path("/run/systemd/system").exists():
+            subprocess.run(["systemctl", "disable", "--now", *services], check=False, capture_output=True)
 
 
 def _installed() -> set[str]:
