@@ -24,6 +24,12 @@ from octavo_runtime.domain import SchedulerConfig
 __all__ = ["Guard", "Policy"]
 
 _UNKNOWN_PREFILL_SECONDS = 1e-4
+_SLO_SHARE = 0.9
+"""Of the target time between tokens, what a step is planned to take: predictions err to both sides."""
+
+_SLO_LATE = 20.0
+"""How many times the target time to the first token a request waits for others once its own is missed."""
+
 _SLO_MIN_TOKENS = 16
 """Prefill tokens that a step has in any case: a first token must come some day."""
 
@@ -98,11 +104,13 @@ class Policy:
         budget = self._config.max_num_batched_tokens
         if self._config.policy == "slo" and decodes and self.step_time.is_fitted:
             context = sum(sequence.num_planned for sequence in decodes)
-            wanted = self.step_time.tokens_within(self._config.target_itl_ms / 1000, context)
+            wanted = self.step_time.tokens_within(_SLO_SHARE * self._config.target_itl_ms / 1000, context)
             budget = min(budget, max(wanted, len(decodes) + _SLO_MIN_TOKENS))
         return budget
 
-    def fill(self, prefills: list[Sequence], budget: int, *, admits: bool) -> list[tuple[Sequence, int, int]]:
+    def fill(
+        self, prefills: list[Sequence], budget: int, now: float, *, admits: bool
+    ) -> list[tuple[Sequence, int, int]]:
         """Chunks of running and waiting prefills, in the policy's order, within a budget of tokens.
 
         Returns:
@@ -113,6 +121,8 @@ class Policy:
         held_back: list[tuple[WaitingQueue, Sequence]] = []
         forecast: Forecast | None = None
         position = 0
+        if self._config.policy == "slo":
+            self._put_late_ones_back(now)
         if self._is_refused_still():
             admits = False
         while budget > 0:
@@ -201,25 +211,26 @@ class Policy:
             longest.key = key
             self._new.push(longest)
 
-    def unblock(self, budget: int) -> list[tuple[Sequence, int, int]]:
+    def unblock(self, budget: int, now: float) -> list[tuple[Sequence, int, int]]:
         """Lets one request go on where beams that wait for their siblings hold the blocks that these wait for.
 
         Args:
             budget: Tokens of the step.
+            now: Seconds on the clock of the requests' arrivals.
 
         Returns:
             As `fill`.
         """
         first = min((*self._running, *self._preempted), key=lambda sequence: sequence.key).request
         self.preempt(s for s in list(self._running) if s.request is not first or s.candidates is not None)
-        return self.fill([], budget, admits=True)
+        return self.fill([], budget, now, admits=True)
 
     def _key(self, sequence: Sequence, *, since: float | None = None) -> tuple[float, ...]:
         """The place in the policy's order, of a sequence that begins to wait."""
         request = sequence.request
         if self._config.policy == "priority":
             return (request.priority, self._arrivals)
-        if self._config.policy != "shortest-first":
+        if self._config.policy == "fcfs":
             return (self._arrivals,)
         generated = sequence.num_generated
         output = self._predictor.expected(generated, request.max_tokens) - generated
@@ -234,6 +245,17 @@ class Policy:
         if new is not None and self._config.policy == "priority" and new.key[0] < preempted.key[0]:
             return self._new, new
         return self._preempted, preempted
+
+    def _put_late_ones_back(self, now: float) -> None:
+        """Lets those go first whose first token can still come in time, for a while."""
+        target = self._config.target_ttft_ms / 1000
+        while (head := self._new.peek()) is not None and not head.is_late:
+            if now - head.request.arrival + len(head.token_ids) * self._prefill_seconds <= target:
+                return
+            self._new.remove(head)
+            head.is_late = True
+            head.key = (head.key[0] + _SLO_LATE * target, *head.key[1:])
+            self._new.push(head)
 
     def _is_refused_still(self) -> bool:
         """Whether the forecast that refused the head need not be made again: nothing has ended, and little changed."""

@@ -244,7 +244,7 @@ class Scheduler:
                 self._guard(sequence.request, partial(self._policy.grow, sequence))
 
         budget = self._policy.budget(decodes) - len(decodes)
-        chunks = self._policy.fill(prefills, budget, admits=running.num_preemptions == preemptions)
+        chunks = self._policy.fill(prefills, budget, now, admits=running.num_preemptions == preemptions)
         planned = [(sequence, 1) for sequence in decodes]
         planned += [(sequence, count) for sequence, count, _ in chunks]
         if running.num_preemptions != preemptions:
@@ -256,7 +256,7 @@ class Scheduler:
                 if sequence.epoch == epoch and sequence.state is State.RUNNING
             ]
         if not planned and not self._flights and self._requests:
-            chunks = self._policy.unblock(self.config.max_num_batched_tokens)
+            chunks = self._policy.unblock(self.config.max_num_batched_tokens, now)
             assert chunks, "there is work, but the step is empty"
             planned = [(sequence, count) for sequence, count, _ in chunks]
         if planned:

@@ -131,6 +131,7 @@ class Sequence:
         wanted: Hashes of the blocks that it lost, which the host keeps for it.
         since: Output tokens when it was last admitted.
         key: Its place in the order of the policy.
+        is_late: Whether its first token cannot come in time any more, under the policy slo.
         logprob: Sum over the output, where answers are ranked.
         candidates: What it brought to its beam search's next step, when the others have not all brought theirs.
     """
@@ -158,6 +159,7 @@ class Sequence:
     wanted: list[bytes] = field(default_factory=list)
     since: int = 0
     key: tuple[float, ...] = ()
+    is_late: bool = False
     logprob: float = 0.0
     candidates: list[tuple[int, float]] | None = None
     _hashes: list[bytes] = field(default_factory=list)

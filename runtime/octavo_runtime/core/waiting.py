@@ -5,7 +5,7 @@ The keys of all policies are fixed when a sequence begins to wait, so that the o
     fcfs            arrival
     priority        priority, then arrival
     shortest-first  arrival + AGING x the time its work takes, alone
-    slo             arrival
+    slo             the same; once its first token cannot come in time, 20 x the target time later
 
 So under shortest-first a request is overtaken only by requests that arrive before its key: it waits behind younger
 ones for at most AGING times as long as its own work takes. That is its bound; then it is first.
