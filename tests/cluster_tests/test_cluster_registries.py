@@ -9,6 +9,8 @@ from cluster.errors import ClusterError
 
 REMOTE = "registry.example:5000/you/octavo-operator:1"
 PUSHING = f'Error: pushing image "localhost/octavo-operator:1" to "docker://{REMOTE}": '
+CERTIFICATES = "/etc/containers/certs.d/registry.example:5000"
+LOG_IN = "log in with `buildah login registry.example:5000`"
 RETRYING = 'time="1" level=warning msg="Failed, retrying in 2s ... (1/3). Error: x: connection refused"\n'
 REUSING = "trying to reuse blob sha256:00 at destination: "
 
@@ -21,14 +23,12 @@ REUSING = "trying to reuse blob sha256:00 at destination: "
             "pinging: dial tcp 10.0.0.1:5000: connect: connection refused; is the registry up, and is this its name?",
         ),
         (
-            f"{PUSHING}{REUSING}x509: certificate signed by unknown authority",
-            "x509: certificate signed by unknown authority; "
-            + "to trust it, put its authority's certificate into /etc/containers/certs.d/registry.example:5000/ca.crt",
+            f"{PUSHING}{REUSING}x509: unknown authority",
+            f"x509: unknown authority; to trust it, put its authority's certificate into {CERTIFICATES}/ca.crt",
         ),
         (
             f"{PUSHING}{REUSING}checking whether a blob sha256:00 exists in PLACE: unauthorized: a password please",
-            "PLACE: unauthorized: a password please; "
-            + "log in with `buildah login registry.example:5000`, or name a file of credentials with REGISTRY_AUTH_FILE",
+            f"PLACE: unauthorized: a password please; {LOG_IN}, or name a file of credentials with REGISTRY_AUTH_FILE",
         ),
         ("Error: invalid reference format", "invalid reference format"),
         ("Killed", "Killed"),
