@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from octavo_runtime.core.admission import Forecast, worst_case
+from octavo_runtime.core.admission import MARGIN, MARGIN_WITH_HOST, Forecast, worst_case
 from octavo_runtime.core.lengths import LengthPredictor
 from octavo_runtime.core.running import RunningSet
 from octavo_runtime.core.sequence import RequestState, Sequence, State
@@ -283,6 +283,7 @@ class Policy:
             predictor=self._predictor,
             block_size=self._block_size,
             max_len=self._max_model_len,
+            margin=MARGIN if pool.host is None else MARGIN_WITH_HOST,
         )
 
     def _refresh_predictor(self) -> None:
