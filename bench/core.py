@@ -114,7 +114,7 @@ def _waiting_kib() -> float:
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return (after - before - 4 * sum(lengths)) / len(lengths) / 1024
+    return float(after - before - 4 * sum(lengths)) / len(lengths) / 1024
 
 
 class NanoVllm:
@@ -191,7 +191,7 @@ class NanoVllm:
 
 def _compare(folder: Path, requests: list[ReplayRequest], figures: dict[str, float]) -> dict[str, float]:
     """nano-vllm's figures, with its own block size and with ours."""
-    compared = {}
+    compared: dict[str, float] = {}
     for block_size in (256, 16):
         nano = NanoVllm(folder, block_size)
         seconds, steps = _best(lambda nano=nano: nano.trace_seconds(requests))  # type: ignore[misc]  # bound here

@@ -27,7 +27,7 @@ _EVERY = 8  # steps between two looks at the blocks
 _WIDTHS = (2, 4, 6)
 _BEAM_PARENTS = Path(__file__).with_name("beam_parents.json")
 
-_COUNTS = {"sharegpt": 100, "alpaca": 500}  # requests of several sequences
+_COUNTS = {"sharegpt": 160, "alpaca": 500}  # requests of several sequences
 
 _SAVED = {
     "parallel": {"alpaca": (0.061, 0.098), "sharegpt": (0.162, 0.305)},
@@ -183,11 +183,11 @@ def _memory(name: str, prefix: str = "") -> dict[str, float]:
 def _shared(kind: str, corpus: str, *, equal_lengths: bool = True) -> dict[str, float]:
     """Blocks that the sequences of one request save by sharing.
 
-    As in the paper's traces, all answers to a prompt are of one length, unless said otherwise. Then samples can share
-    the full blocks of the prompt all the time, and nothing else: what that would save is the ceiling.
+    As in the paper's traces, all answers to a prompt are of one length, unless said otherwise. Samples can then share
+    the full blocks of the prompt from beginning to end, and nothing else: what that saves is the ceiling.
     """
     figures = {}
-    for width in _WIDTHS:
+    for width in _WIDTHS if equal_lengths else _WIDTHS[1:2]:
         sampling: dict[str, int | bool] = {"n": width}
         if kind == "beam":
             sampling |= {"best_of": width, "use_beam_search": True}
@@ -202,7 +202,7 @@ def _shared(kind: str, corpus: str, *, equal_lengths: bool = True) -> dict[str, 
         run(core, requests, executor=executor, observe=blocks)
         figures[f"{kind}{width}_blocks_saved_{corpus}{'' if equal_lengths else '_unequal'}"] = blocks.saved
         if kind == "parallel" and equal_lengths:
-            figures[f"parallel{width}_ceiling_{corpus}"] = _ceiling(requests, width)
+            figures[f"parallel{width}_of_ceiling_{corpus}"] = blocks.saved / _ceiling(requests, width)
     return figures
 
 
@@ -239,6 +239,8 @@ def main() -> None:
                 figures |= _shared(kind, corpus, equal_lengths=False)
             for width in _WIDTHS:
                 targets[f"{kind}{width}_blocks_saved_{corpus}"] = ("at least", low)
+                if kind == "parallel":
+                    targets[f"{kind}{width}_of_ceiling_{corpus}"] = ("at least", 0.98)
             paper |= {f"{kind}2_blocks_saved_{corpus}": low, f"{kind}6_blocks_saved_{corpus}": high}
     judge(figures, targets)
     seconds = time.process_time() - began

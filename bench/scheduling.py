@@ -71,8 +71,7 @@ def _latency() -> dict[str, float]:
     capacity = _capacity(trace, _SHORT_LEN)
     figures = {"capacity_req_s_sharegpt": capacity}
     for percent in (50, 80, 95):
-        count = None if percent == 80 else _PART // 2
-        requests = trace.requests(max_model_len=_SHORT_LEN, rate=capacity * percent / 100, count=count)
+        requests = trace.requests(max_model_len=_SHORT_LEN, rate=capacity * percent / 100)
         measured = _ours(requests, _SHORT_LEN).figures(_OBJECTIVES, _SLOTS)
         suffix = "" if percent == 80 else f"_at_{percent}"
         figures[f"p99_ttft_ms{suffix}"] = measured["ttft_p99_ms"]

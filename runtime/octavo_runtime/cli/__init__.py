@@ -1,4 +1,4 @@
-"""The command line: `octavo serve`, `plan`, `convert`, `version`. Commands import what they need when they run."""
+"""The command line: `octavo serve`, `plan`, `replay`, `convert`, `version`. Commands import what they need when they run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from octavo_runtime.errors import BadFlags, InternalError, StartError
 
 __all__ = ["main", "run"]
 
-_COMMANDS = ("serve", "plan", "convert")
+_COMMANDS = ("serve", "plan", "replay", "convert")
 
 
 class _Commands(click.Group):

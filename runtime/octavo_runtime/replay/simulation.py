@@ -1,12 +1,10 @@
 """Drives a scheduler through a load in virtual time: nothing sleeps, and the same input gives the same output.
 
-One step after the other:      schedule(0) ─ runs ─ apply  schedule(1) ─ runs ─ apply
-Planned ahead (async):         schedule(0) ─ runs ─ apply(0)
-                                  schedule(1)     ─ runs ─ apply(1)
-                                                 schedule(2) …
+    one after the other     plan 0 [ step 0 ] apply 0, plan 1 [ step 1 ] apply 1, plan 2 …
+    planned ahead           plan 0 [ step 0 … plan 1 ][ apply 0, step 1 … plan 2 ][ apply 1, step 2 …
 
-The time that scheduling itself takes is not part of virtual time, so planning ahead shows here what it costs (a
-request waits for one more step, a finished sequence is computed once more) and not the host time that it hides.
+The time that scheduling itself takes is not part of virtual time, so planning ahead shows here what it costs (who comes
+after the plan waits for one more step, a finished sequence is computed once more) and not the host time that it hides.
 """
 
 from __future__ import annotations
@@ -22,6 +20,9 @@ from octavo_runtime.replay.metrics import EngineUse, Measured, RequestTimes
 from octavo_runtime.replay.requests import ReplayRequest
 
 __all__ = ["Core", "simulate"]
+
+_PLANNED_AT = 0.9
+"""Share of a step after which the engine plans the next one: late, so that it sees who has come meanwhile."""
 
 
 class Core(Protocol):
@@ -79,10 +80,14 @@ def simulate(
     recorder = _Recorder()
     now = 0.0
     ahead: StepPlan | None = None
-    while True:
+
+    def admit(now: float) -> None:
         for replay in load.due(now):
             recorder.begin(replay)
             core.add(replay.request)
+
+    while True:
+        admit(now)
         plan = ahead if ahead is not None and ahead.has_work else core.schedule(now)
         ahead = None
         if not plan.has_work:
@@ -94,7 +99,9 @@ def simulate(
             break
         result = executor.execute(plan)
         if plan_ahead and core.can_plan_ahead:
-            ahead = core.schedule(now)
+            late = now + _PLANNED_AT * result.seconds
+            admit(late)
+            ahead = core.schedule(late)
         stats = core.stats()
         observe(plan, stats)
         now += result.seconds

@@ -1,16 +1,17 @@
 """How long a step takes: a linear model with three coefficients, and a link for block copies.
 
-    seconds = base + per_token x tokens in the step + per_context x context of decoding sequences
-              + swapped blocks x seconds per block
+    computing = base + per_token x tokens in the step + per_context x context of decoding sequences
+    seconds   = blocks from the host x seconds per block + max(computing, blocks to the host x seconds per block)
 
 `base` is reading the weights and starting the kernels, `per_token` the arithmetic of a token, `per_context` reading a
 token's KV while decoding: the shape of what a device's bandwidth and arithmetic allow. It leaves out the attention
 among a prompt's own tokens, and that kernels fill a device in jumps; for prompts of a few thousand tokens both are
-small.
+small. Blocks on their way to the host are copied beside the computation, those that come back before it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from octavo_runtime.domain import CopyKind, StepPlan
@@ -53,7 +54,7 @@ class StepTimeModel:
         return block_size * self.kv_bytes_per_token / self.link_bytes_per_second
 
     def seconds(self, plan: StepPlan, block_size: int) -> float:
-        """How long the step takes. Swaps are not hidden behind computation; copies on the device cost nothing."""
+        """How long the step takes; copies on the device cost nothing."""
         tokens = context = 0
         for sequence in plan.sequences:
             count = len(sequence.token_ids)
@@ -61,7 +62,11 @@ class StepTimeModel:
             if count == 1:
                 context += sequence.num_computed
         computing = self.base + self.per_token * tokens + self.per_context * context if tokens else 0.0
-        return computing + num_swapped(plan) * self.seconds_per_block(block_size)
+        if not plan.copies:
+            return computing
+        block = self.seconds_per_block(block_size)
+        kinds = Counter(copy.kind for copy in plan.copies)
+        return block * kinds[CopyKind.IN] + max(computing, block * kinds[CopyKind.OUT])
 
 
 def num_swapped(plan: StepPlan) -> int:
