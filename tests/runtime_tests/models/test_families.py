@@ -82,12 +82,12 @@ def poisoned(executor: TorchExecutor) -> TorchExecutor:
 
 
 def sequence(request_id: str, tokens: list[int], computed: int, blocks: tuple[int, ...]) -> ScheduledSequence:
-    return ScheduledSequence(request_id, tuple(tokens), computed, blocks, True, 0, GREEDY)
+    return ScheduledSequence(request_id, 0, tuple(tokens), computed, blocks, 1, 0, GREEDY)
 
 
 def logits(executor: TorchExecutor, *sequences: ScheduledSequence) -> torch.Tensor:
     """[sequences, vocabulary] of a step."""
-    batch = build_batch(StepPlan(sequences), executor.info.block_size, torch.device("cpu"))
+    batch = build_batch(StepPlan(sequences), {}, executor.info.block_size, torch.device("cpu"))
     with torch.inference_mode():
         return executor._decoder.forward(
             batch.token_ids, batch.positions, batch.slots, batch.paged, batch.sampling_rows

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +22,15 @@ import torch
 from tokenizers import Tokenizer
 
 from octavo_runtime.core.scheduler import Scheduler
-from octavo_runtime.domain import EngineConfig, Event, Request, SamplingParams, StepPlan, StepResult
+from octavo_runtime.domain import (
+    EngineConfig,
+    Event,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+)
 from octavo_runtime.engine.executor import TorchExecutor, load_executor
+from octavo_runtime.engine.loop import EngineCore
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -49,26 +57,28 @@ class GreedyPath:
     right: tuple[frozenset[int], ...]
 
 
-def engine(model: Path, block_size: int) -> TorchExecutor:
+def engine(model: Path, block_size: int, **settings: Any) -> TorchExecutor:
     """Loaded, with NaN in the whole KV pool: whatever reads a slot that was not written shows."""
     config = EngineConfig(str(model), block_size=block_size, device="cpu", kv_cache_memory=256 << 20)
-    executor = load_executor(config)
+    executor = load_executor(replace(config, **settings))
     for layer in executor._decoder._layers:
         layer.attention.k_cache.fill_(torch.nan)
         layer.attention.v_cache.fill_(torch.nan)
+    executor._pool.host.fill_(torch.nan)
     return executor
 
 
-def scheduler(executor: TorchExecutor, *, max_num_batched_tokens: int = 2048, prefix_caching: bool = True) -> Scheduler:
+def scheduler(executor: TorchExecutor, *, num_blocks: int | None = None, **config: Any) -> Scheduler:
     info = executor.info
     return Scheduler(
-        num_blocks=info.num_blocks,
+        SchedulerConfig(**({"max_num_seqs": 16} | config)),
+        num_blocks=num_blocks or info.num_blocks,
         block_size=info.block_size,
-        max_num_seqs=16,
-        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=info.max_model_len,
-        enable_prefix_caching=prefix_caching,
         eos_token_ids=info.eos_token_ids,
+        num_host_blocks=info.num_host_blocks,
+        swap_seconds_per_block=info.swap_seconds_per_block,
+        prefill_seconds_per_token=info.prefill_seconds_per_token,
     )
 
 
@@ -79,7 +89,7 @@ def generate(executor: TorchExecutor, prompts: Sequence[Sequence[int]]) -> list[
     for number, prompt in enumerate(prompts):
         core.add(Request(str(number), tuple(prompt), GREEDY))
     while core.has_work:
-        plan = core.schedule()
+        plan = core.schedule(0.0)
         for event in core.apply(plan, executor.execute(plan)):
             tokens[int(event.request_id)] += event.token_ids
     return tokens
@@ -133,33 +143,35 @@ def paths(smollm2: Path) -> list[GreedyPath]:
     ]
 
 
-def follow(executor: TorchExecutor, core: Scheduler, paths: Sequence[GreedyPath]) -> list[Event]:
+def follow(
+    executor: TorchExecutor,
+    core: Scheduler,
+    paths: Sequence[GreedyPath],
+    before_step: Callable[[int], None] = lambda _number: None,
+) -> list[Event]:
     """Runs all paths at once, checks every sampled token, and goes on with the truth where there is a near tie."""
     for number, path in enumerate(paths):
         core.add(Request(str(number), path.prompt, GREEDY))
     events: list[Event] = []
     checked = 0
-    while core.has_work:
-        plan = core.schedule()
+    for step_number in itertools.count():
+        if not core.has_work:
+            break
+        before_step(step_number)
+        plan = core.schedule(0.0)
         result = executor.execute(plan)
         assert not result.failed
-        for sequence in plan.sequences:
-            if sequence.samples:
-                path, step = paths[int(sequence.request_id)], sequence.num_generated
-                got = result.sampled[sequence.request_id]
-                assert got in path.right[step], (
-                    f"prompt of {len(path.prompt)} tokens, output token {step}: {got}, not {path.tokens[step]}"
-                )
-                checked += 1
-        events += core.apply(plan, on_path(plan, result, paths))
+        sampling = [sequence for sequence in plan.sequences if sequence.num_samples]
+        for sequence, got in zip(sampling, result.tokens, strict=True):
+            path, step = paths[int(sequence.request_id)], sequence.num_generated
+            assert got in path.right[step], (
+                f"prompt of {len(path.prompt)} tokens, output token {step}: {got}, not {path.tokens[step]}"
+            )
+            checked += 1
+        truth = [paths[int(sequence.request_id)].tokens[sequence.num_generated] for sequence in sampling]
+        events += core.apply(plan, replace(result, tokens=truth))
     assert checked == NEW_TOKENS * len(paths)
     return events
-
-
-def on_path(plan: StepPlan, result: StepResult, paths: Sequence[GreedyPath]) -> StepResult:
-    """The result with the truth's token for each sequence."""
-    tokens = {s.request_id: paths[int(s.request_id)].tokens[s.num_generated] for s in plan.sequences if s.samples}
-    return replace(result, sampled=tokens)
 
 
 def test_paths_are_the_models(paths: list[GreedyPath], smollm2: Path) -> None:
@@ -181,7 +193,7 @@ def test_answer(smollm2: Path) -> None:
     core.add(Request("0", tuple(prompt), replace(GREEDY, max_tokens=2)))
     tokens: list[int] = []
     while core.has_work:
-        plan = core.schedule()
+        plan = core.schedule(0.0)
         for event in core.apply(plan, executor.execute(plan)):
             tokens += event.token_ids
     assert tokenizer.decode(tokens) == " Paris."
@@ -190,7 +202,7 @@ def test_answer(smollm2: Path) -> None:
 def test_alone(paths: list[GreedyPath], smollm2: Path) -> None:
     executor = engine(smollm2, 16)
     for path in paths:
-        follow(executor, scheduler(executor, prefix_caching=False), [path])
+        follow(executor, scheduler(executor, enable_prefix_caching=False), [path])
 
 
 @pytest.mark.parametrize(("block_size", "budget"), [(8, 100), (16, 2048), (32, 333)])
@@ -203,3 +215,56 @@ def test_batched(block_size: int, budget: int, paths: list[GreedyPath], smollm2:
     for event in warm:  # all full blocks of the prompt, though never its last token
         length = len(paths[int(event.request_id)].prompt)
         assert event.num_cached_tokens == (length - 1) // block_size * block_size
+
+
+@pytest.mark.parametrize("host_blocks", [0, 200])
+def test_preempted(host_blocks: int, paths: list[GreedyPath], smollm2: Path) -> None:
+    # Six sequences need 32 blocks in the end; those that give theirs up are computed again, or swapped out and in.
+    executor = engine(smollm2, 16, swap_space=host_blocks * 16 * 46080)
+    assert executor.info.num_host_blocks == host_blocks
+    core = scheduler(executor, num_blocks=18, admission="max-utilization")
+    follow(executor, core, paths[:6])
+    stats = core.stats()
+    assert stats.num_preemptions > 0
+    assert (stats.num_swapped_out > 0, stats.num_swapped_in > 0) == (host_blocks > 0, host_blocks > 0)
+    assert host_blocks or stats.num_recomputed_tokens > 0
+
+
+def test_resized(paths: list[GreedyPath], smollm2: Path) -> None:
+    # Shrinks under way, which moves blocks and gives their memory back, and grows again.
+    executor = engine(smollm2, 16, kv_cache_memory_max=300 << 20)
+    info = executor.info
+    core = Scheduler(
+        SchedulerConfig(max_num_seqs=16, admission="max-utilization"),
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_model_len=info.max_model_len,
+        max_num_blocks=info.max_num_blocks,
+        eos_token_ids=info.eos_token_ids,
+    )
+    sizes = {15: 40, 30: 18, 45: info.max_num_blocks}
+    follow(executor, core, paths[:6], lambda number: core.resize(sizes[number]) if number in sizes else None)
+    assert core.stats().num_blocks == info.max_num_blocks
+
+
+def test_planned_ahead(paths: list[GreedyPath], smollm2: Path) -> None:
+    # Async scheduling changes who waits for whom, not what is computed: the same tokens to the last bit.
+    sampled = SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=20, n=2)
+    answers: list[dict[tuple[str, int], tuple[int, ...]]] = []
+    executor = engine(smollm2, 16)
+    for ahead in (False, True):
+        config = EngineConfig(str(smollm2), scheduler=SchedulerConfig(async_scheduling=ahead))
+        core = EngineCore(executor, config)
+        for number, path in enumerate(paths[1:7:2]):
+            core.add(Request(f"greedy {number}", path.prompt, replace(GREEDY, max_tokens=20)))
+            core.add(Request(f"sampled {number}", path.prompt, sampled))
+        got: dict[tuple[str, int], tuple[int, ...]] = {}
+        while core.has_work:
+            for event in core.step().events:
+                key = (event.request_id, event.choice)
+                got[key] = got.get(key, ()) + event.token_ids
+        answers.append(got)
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 9
+    assert all(len(answers[0][f"greedy {number}", 0]) == 20 for number in range(3))
+    assert answers[0]["sampled 0", 0] != answers[0]["sampled 0", 1]
