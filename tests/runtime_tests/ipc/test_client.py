@@ -1,0 +1,157 @@
+"""The server's end of the socket, with a real engine process that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from octavo_runtime.domain import EngineConfig, Event, FinishReason, Request, SamplingParams
+from octavo_runtime.errors import EngineDied, InvalidRequest
+from octavo_runtime.ipc.client import EngineClient
+from octavo_runtime.testing import ENGINE_COMMAND, Script, ids, write_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BLOCK = 16 * 256  # bytes, of the scripted engine
+
+
+def request(request_id: str, **sampling: Any) -> Request:
+    return Request(request_id, ids("hi"), SamplingParams(temperature=0, seed=0, **sampling))
+
+
+async def start(folder: Path) -> EngineClient:
+    script = Script(reply=ids("abcdefgh"), choice_shift=1, step_seconds=0.002, num_blocks=100)
+    config = EngineConfig(str(write_model(folder, script)), kv_cache_memory_max=200 * BLOCK)
+    client = EngineClient(config, ENGINE_COMMAND)
+    await client.start()
+    await client.ready()
+    return client
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineClient]:
+    """One that a module's tests share."""
+    client = await start(tmp_path_factory.mktemp("client"))
+    yield client
+    await client.stop()
+
+
+async def collect(client: EngineClient, *requests: Request, finals: int) -> list[Event]:
+    """Events until so many answers have ended."""
+    events: list[Event] = []
+    async with asyncio.timeout(20), aclosing(client.stream(requests)) as arrivals:
+        async for arrival in arrivals:
+            events.append(arrival.event)
+            if sum(event.finish_reason is not None for event in events) == finals:
+                break
+    return events
+
+
+def text(events: list[Event], request_id: str, choice: int = 0) -> str:
+    own = [event for event in events if (event.request_id, event.choice) == (request_id, choice)]
+    return bytes(token for event in own for token in event.token_ids).decode()
+
+
+async def test_stream_stays_open_until_each_answer_has_ended(client: EngineClient) -> None:
+    open_at_ends: list[int] = []
+    async with asyncio.timeout(20), aclosing(client.stream([request("a", n=3, max_tokens=4)])) as arrivals:
+        events: list[Event] = []
+        async for arrival in arrivals:
+            events.append(arrival.event)
+            if arrival.event.finish_reason is not None:
+                open_at_ends.append(client.num_open)
+                if len(open_at_ends) == 3:
+                    break
+    assert [text(events, "a", choice) for choice in range(3)] == ["abcd", "bcde", "cdef"]
+    assert client.num_open == 0
+
+
+async def test_stream_mixes_requests(client: EngineClient) -> None:
+    events = await collect(client, request("a", max_tokens=2), request("b", n=2, max_tokens=3), finals=3)
+    assert text(events, "a") == "ab"
+    assert [text(events, "b", choice) for choice in range(2)] == ["abc", "bcd"]
+
+
+async def test_abort_of_one_answer_leaves_the_others(client: EngineClient) -> None:
+    events: list[Event] = []
+    async with asyncio.timeout(20), aclosing(client.stream([request("a", n=2, max_tokens=60)])) as arrivals:
+        async for arrival in arrivals:
+            events.append(arrival.event)
+            client.abort("a", 0)
+            client.abort("a", 0)
+            if arrival.event.finish_reason is not None:
+                break
+    assert [event.choice for event in events].count(0) <= 1
+    assert events[-1].choice == 1
+    assert len(text(events, "a", 1)) == 60
+    assert client.num_open == 0
+
+
+async def test_abort_of_the_last_answer_closes(client: EngineClient) -> None:
+    async with asyncio.timeout(20), aclosing(client.stream([request("a", n=2, max_tokens=200)])) as arrivals:
+        async for _ in arrivals:
+            break
+        client.abort("a", 1)
+        assert client.num_open == 1
+        client.abort("a", 0)
+        assert client.num_open == 0
+        client.abort("a", 0)
+        client.abort("never heard of")
+    # The engine has forgotten it, too: the id may come again.
+    assert text(await collect(client, request("a", max_tokens=3), finals=1), "a") == "abc"
+
+
+async def test_refused_by_the_engine_is_an_end_of_each_answer(client: EngineClient) -> None:
+    events = await collect(client, request("a", n=2, max_tokens=5000), finals=2)
+    assert [(event.choice, event.finish_reason) for event in events] == [(n, FinishReason.ERROR) for n in range(2)]
+
+
+async def test_resize(client: EngineClient) -> None:
+    info = await client.resize(4 * BLOCK + 7)
+    assert client.info is info
+    assert (info.num_blocks, info.max_num_blocks, info.max_model_len) == (4, 200, 64)
+    with pytest.raises(InvalidRequest, match="1 to 200 blocks here, not 201") as refused:
+        await client.resize(201 * BLOCK)
+    assert refused.value.param == "bytes"
+    assert client.info is info
+    both = await asyncio.gather(client.resize(50 * BLOCK), client.resize(100 * BLOCK))
+    assert [each.num_blocks for each in both] == [50, 100]
+    assert client.info.num_blocks == 100
+
+
+async def test_resize_that_nobody_waits_for(client: EngineClient) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await client.resize(90 * BLOCK)
+    assert (await client.resize(100 * BLOCK)).num_blocks == 100
+
+
+async def test_engine_killed_ends_each_answer_and_each_resize(tmp_path: Path) -> None:
+    client = await start(tmp_path)
+    try:
+        events: list[Event] = []
+        async with asyncio.timeout(20), aclosing(client.stream([request("a", n=3, max_tokens=400)])) as arrivals:
+            async for arrival in arrivals:
+                if not events:
+                    os.kill(client.pid, signal.SIGSTOP)  # so that it cannot answer any more
+                    client.abort("a", 1)
+                    waiting = asyncio.create_task(client.resize(50 * BLOCK))
+                    os.kill(client.pid, signal.SIGKILL)
+                events.append(arrival.event)
+                if sum(event.finish_reason is FinishReason.ERROR for event in events) == 2:
+                    break
+        assert sorted(e.choice for e in events if e.finish_reason is FinishReason.ERROR) == [0, 2]
+        with pytest.raises(EngineDied):
+            await waiting
+        with pytest.raises(EngineDied):
+            await client.resize(50 * BLOCK)
+    finally:
+        await client.stop()
