@@ -214,7 +214,8 @@ def _run(
     block_size: int,
     num_host_blocks: int,
 ) -> Measured:
-    requests = replay_requests(trace, rate_scale=rate_scale)
+    longest = min(trace.header.max_model_len, num_blocks * block_size)
+    requests = replay_requests(trace, longest=longest, rate_scale=rate_scale)
     executor = SimulatedExecutor(requests, step_time, block_size)
     console = Console(stderr=True)
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -270,8 +271,7 @@ def _recorded(trace: Trace) -> dict[str, float]:
 
 
 def _print(replayed: dict[str, float], recorded: dict[str, float], title: str) -> None:
-    console = Console(file=sys.stdout)
-    console.print(title, highlight=False)
+    click.echo(title)
     table = Table()
     table.add_column("")
     table.add_column("replayed", justify="right")
@@ -279,7 +279,7 @@ def _print(replayed: dict[str, float], recorded: dict[str, float], title: str) -
     for name, value in replayed.items():
         there = recorded.get(name)
         table.add_row(name.replace("_", " "), _number(value), "" if there is None else _number(there))
-    console.print(table)
+    Console(file=sys.stdout).print(table)
 
 
 def _number(value: float) -> str:

@@ -15,18 +15,20 @@ __all__ = ["replay_requests"]
 _BITS = 24  # of a hash or a number in one token id, which has 31
 
 
-def replay_requests(trace: Trace, *, rate_scale: float = 1.0) -> list[ReplayRequest]:
+def replay_requests(trace: Trace, *, longest: int, rate_scale: float = 1.0) -> list[ReplayRequest]:
     """The requests of a trace, in order of arrival.
 
     Args:
         trace: Which was read.
+        longest: Tokens of the longest request there can be in the replay. A max_tokens that goes beyond is cut, as a
+            server does that resolves it, but not below what the request was answered.
         rate_scale: How many times as fast the requests come.
     """
     block_size = trace.header.block_size
-    return [_request(number, line, block_size, rate_scale) for number, line in enumerate(trace.lines)]
+    return [_request(number, line, block_size, longest, rate_scale) for number, line in enumerate(trace.lines)]
 
 
-def _request(number: int, line: TraceLine, block_size: int, rate_scale: float) -> ReplayRequest:
+def _request(number: int, line: TraceLine, block_size: int, longest: int, rate_scale: float) -> ReplayRequest:
     answers = len(line.outputs)
     width = max(line.best_of, answers)
     tokens = [token for digest in line.hashes for token in _tokens(int(digest, 16), block_size)]
@@ -35,7 +37,7 @@ def _request(number: int, line: TraceLine, block_size: int, rate_scale: float) -
     sampling = SamplingParams(
         temperature=0.0 if line.beam_search else 1.0,
         seed=0,
-        max_tokens=line.max_tokens,
+        max_tokens=min(line.max_tokens, max(longest - line.prompt, *line.outputs, 1)),
         n=answers,
         best_of=width,
         use_beam_search=line.beam_search,

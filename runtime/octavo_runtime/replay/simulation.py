@@ -42,11 +42,11 @@ class Core(Protocol):
         """Queues a request."""
         ...
 
-    def schedule(self, now: float) -> StepPlan:
+    def schedule(self, now: float, /) -> StepPlan:
         """Plans a step."""
         ...
 
-    def apply(self, plan: StepPlan, result: StepResult) -> list[Event]:
+    def apply(self, plan: StepPlan, result: StepResult, /) -> list[Event]:
         """Takes in what a step brought."""
         ...
 
