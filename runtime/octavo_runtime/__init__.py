@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo_runtime.domain import SamplingParams
-    from octavo_runtime.llm import LLM, RequestOutput
+    from octavo_runtime.llm import LLM, CompletionOutput, RequestOutput
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
     # Lazily: LLM brings torch, which the server process and the command line do without.
-    if name in {"LLM", "RequestOutput"}:
+    if name in {"LLM", "CompletionOutput", "RequestOutput"}:
         from octavo_runtime import llm
 
         return getattr(llm, name)

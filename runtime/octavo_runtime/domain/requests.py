@@ -88,14 +88,14 @@ class SamplingParams:
         if not math.isfinite(self.length_penalty):
             refuse("length_penalty", "a finite number", self.length_penalty)
         if self.use_beam_search:
-            self._check_beam_search(refuse)
+            self._check_beam_search()
         elif self.length_penalty != 1 or self.early_stopping is not False:
             param = "length_penalty" if self.length_penalty != 1 else "early_stopping"
             raise InvalidRequest(f"{param} is for beam search; set use_beam_search too", param=param)
         elif self.width > self.n and self.stop:
             raise InvalidRequest("best_of above n takes no stop strings; use stop_token_ids", param="stop")
 
-    def _check_beam_search(self, refuse: object) -> None:
+    def _check_beam_search(self) -> None:
         if self.width < 2:
             raise InvalidRequest("beam search needs best_of (or n) of 2 or more: the number of beams", param="best_of")
         neutral = {"temperature": (0, 1), "top_k": (0,), "top_p": (1,), "min_p": (0,)}
