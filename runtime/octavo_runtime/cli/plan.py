@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from octavo_runtime.cli.options import AutoInt, Quantity, SectionedCommand, SectionedOption
-from octavo_runtime.domain import EngineConfig
 from octavo_runtime.loading.plan import ModelPlan, plan_model
+from octavo_runtime.settings import engine_config
 
 __all__ = ["plan"]
 
@@ -58,7 +58,39 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     section="Memory",
     type=Quantity(),
     show_default="1Gi on a CPU",
-    help="Memory for the KV cache, such as 4Gi. Without it a GPU's share is known only once the model is loaded.",
+    help="Memory for the KV cache, such as 4Gi. Without it a GPU's is known only with --gpu-memory, or once the model "
+    "is loaded.",
+)
+@click.option(
+    "--gpu-memory",
+    cls=SectionedOption,
+    section="Memory",
+    type=Quantity(),
+    help="Plan for a GPU with so much memory, such as 80Gi; it need not be here.",
+)
+@click.option(
+    "--gpu-memory-utilization",
+    cls=SectionedOption,
+    section="Memory",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    help="Share of the GPU's memory for weights and KV cache together.",
+)
+@click.option(
+    "--max-num-batched-tokens",
+    cls=SectionedOption,
+    section="Memory",
+    type=click.IntRange(min=1),
+    default=2048,
+    help="Most tokens in one step: what its activations take is not there for the KV cache of a GPU.",
+)
+@click.option(
+    "--swap-space",
+    cls=SectionedOption,
+    section="Memory",
+    type=Quantity(or_none=True),
+    default=0,
+    help="Host memory for KV blocks that are swapped out, such as 8Gi.",
 )
 @click.option(
     "--block-size",
@@ -76,18 +108,23 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     type=click.Path(path_type=Path),
     help="Write the JSON object, or the reason of a failure, to this file as well.",
 )
-def plan(model: Path, *, as_json: bool, termination_log: Path | None, **flags: Any) -> None:
+def plan(model: Path, *, as_json: bool, termination_log: Path | None, gpu_memory: int | None, **flags: Any) -> None:
     """Tell what MODEL needs: memory of the weights, of a token's KV, and how many requests fit at once.
 
     Reads config.json and the headers of the safetensors files alone, in well under a second, and finds most of what
     could be wrong with them: a missing or truncated file, a tensor of the wrong shape, a model that Octavo does not
     run.
 
+    The engine sizes its memory by the same rules, but for two numbers that it measures when it starts and that are
+    estimated here for a GPU: the activations of the largest step, and half a GiB for CUDA itself. What others take of
+    the GPU is left out.
+
     \b
       octavo plan ./smollm2
       octavo plan ./smollm2 --kv-cache-memory 4Gi --max-model-len 4096 --json
+      octavo plan ./llama-3.1-8b --gpu-memory 80Gi --swap-space 16Gi
     """  # noqa: D301 - click takes the backspace itself for "keep these lines"
-    result = plan_model(model, EngineConfig(model=str(model), **flags))
+    result = plan_model(model, engine_config(str(model), flags), gpu_memory=gpu_memory)
     text = json.dumps({_camel(name): value for name, value in dataclasses.asdict(result).items()})
     if termination_log is not None:
         termination_log.write_text(text, encoding="utf-8")
@@ -108,10 +145,15 @@ def _readable(result: ModelPlan) -> str:
             f"{result.num_heads} query heads, {result.num_kv_heads} key/value heads of {result.head_dim}",
         ),
         ("weights", f"{_size(result.weights_bytes)} in {result.dtype} on {result.device}"),
-        ("KV per token", f"{_size(result.kv_bytes_per_token)} in {result.kv_cache_dtype}"),
     ]
+    if result.gpu_memory_bytes is not None and result.activations_bytes is not None:
+        rows += [
+            ("activations", f"about {_size(result.activations_bytes)} in the largest step; an estimate"),
+            ("GPU", f"{_size(result.gpu_memory_bytes)}, about 512 MiB of it for CUDA itself; an estimate"),
+        ]
+    rows.append(("KV per token", f"{_size(result.kv_bytes_per_token)} in {result.kv_cache_dtype}"))
     if result.kv_cache_bytes is None:
-        rows.append(("KV cache", "what the GPU leaves beside the weights; name --kv-cache-memory to plan it"))
+        rows.append(("KV cache", "what the GPU leaves beside the weights; name --gpu-memory or --kv-cache-memory"))
     else:
         rows += [
             ("KV cache", f"{_size(result.kv_cache_bytes)}: {result.kv_tokens:,} tokens"),
@@ -119,6 +161,8 @@ def _readable(result: ModelPlan) -> str:
             ("longest request", f"{result.max_model_len:,} tokens, prompt and answer together"),
             ("at once", f"{result.max_concurrency:.1f} requests of that length"),
         ]
+    if result.num_host_blocks:
+        rows.append(("swap space", f"{result.num_host_blocks:,} blocks on the host"))
     return "\n".join(f"{name:<16}{text}" for name, text in rows)
 
 

@@ -226,7 +226,7 @@ def activation_bytes(spec: DecoderSpec, config: EngineConfig, dtype: str) -> int
     attention (queries, keys, values and their rotated copies, and the scores of all heads in float32, three times:
     as they are, masked, and as weights).
     """
-    tokens = min(config.scheduler.max_num_batched_tokens, config.max_model_len or spec.max_position)
+    tokens = min(config.scheduler.max_num_batched_tokens, spec.max_position)
     item = _ITEM_BYTES[dtype]
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     mlp = tokens * 4 * spec.intermediate_size * item

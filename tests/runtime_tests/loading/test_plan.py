@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from octavo_runtime.cli import run
-from octavo_runtime.domain import EngineConfig
-from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV
+from octavo_runtime.domain import EngineConfig, SchedulerConfig
+from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights
 from octavo_runtime.loading.plan import plan_model, resolve_dtype
 from octavo_runtime.loading.spec import decoder_spec
 
@@ -85,6 +85,60 @@ def test_plan_model_gpu(model: Path) -> None:
     assert plan_model(model, config(model, device="cuda", kv_cache_memory=1 << 20)).num_blocks == 4096
 
 
+def test_plan_model_for_a_gpu_of_this_size(model: Path) -> None:
+    plan = plan_model(model, config(model, device="auto"), gpu_memory=1 << 30)
+    assert (plan.device, plan.dtype, plan.gpu_memory_bytes) == ("cuda", "bfloat16", 1 << 30)
+    # A prompt of 256 tokens: residual and norm; q, k and v, twice; scores of two heads in float32, three times.
+    assert plan.activations_bytes == 256 * 2 * 8 * 2 + 256 * 2 * 16 * 2 + 3 * 2 * 256**2 * 4
+    left = (1 << 30) - (1 << 29) - ELEMENTS * 2 - plan.activations_bytes - int((1 << 30) * (1 - 0.9))
+    assert plan.kv_cache_bytes is not None
+    assert plan.num_blocks == left // (16 * TOKEN * 2)
+    assert plan.kv_cache_bytes == plan.num_blocks * 16 * TOKEN * 2
+    assert (plan.max_model_len, plan.max_concurrency) == (256, plan.num_blocks / 16)
+    larger = plan_model(model, config(model, device="auto", gpu_memory_utilization=1.0), gpu_memory=1 << 30)
+    assert larger.kv_cache_bytes is not None
+    assert larger.kv_cache_bytes - plan.kv_cache_bytes == pytest.approx(0.1 * (1 << 30), abs=16 * TOKEN * 2)
+    smaller = plan_model(model, config(model, kv_cache_memory=1 << 20, device="cuda"), gpu_memory=1 << 30)
+    assert smaller.kv_cache_bytes == 1 << 20
+    short_steps = SchedulerConfig(max_num_batched_tokens=64)
+    shorter = plan_model(model, config(model, device="cuda", scheduler=short_steps), gpu_memory=1 << 30)
+    assert shorter.activations_bytes is not None
+    assert shorter.activations_bytes < plan.activations_bytes / 4
+
+
+def test_plan_model_for_a_gpu_that_is_too_small(model: Path) -> None:
+    with pytest.raises(NotEnoughMemoryForWeights, match=f"take {ELEMENTS * 2} bytes.* has {ELEMENTS * 2 - 1} for them"):
+        plan_model(model, config(model, device="cuda"), gpu_memory=(1 << 29) + ELEMENTS * 2 - 1)
+    with pytest.raises(NotEnoughMemoryForKV, match="one block of 16 tokens"):
+        plan_model(model, config(model, device="cuda"), gpu_memory=(1 << 29) + ELEMENTS * 2)
+    with pytest.raises(NotEnoughMemoryForKV, match="is to take 536870912 bytes, but beside weights") as raised:
+        plan_model(model, config(model, device="cuda", kv_cache_memory=1 << 29), gpu_memory=1 << 30)
+    assert raised.value.available is not None
+    fits = config(model, device="cuda", kv_cache_memory=raised.value.available)
+    assert plan_model(model, fits, gpu_memory=1 << 30).num_blocks
+
+
+def test_plan_model_gpu_memory_on_a_cpu(model: Path) -> None:
+    with pytest.raises(BadFlags, match="--gpu-memory plans for a GPU, and --device is cpu"):
+        plan_model(model, config(model), gpu_memory=1 << 30)
+
+
+def test_plan_model_host_tier(model: Path) -> None:
+    block = 16 * TOKEN * 4
+    assert plan_model(model, config(model, swap_space=10 * block + 5)).num_host_blocks == 10
+    assert plan_model(model, config(model)).num_host_blocks == 0
+    with pytest.raises(BadFlags, match=f"--swap-space {block - 1} is less than one KV block of {block} bytes"):
+        plan_model(model, config(model, swap_space=block - 1))
+
+
+def test_plan_model_room_to_grow(model: Path) -> None:
+    plan_model(model, config(model, kv_cache_memory=1 << 20, kv_cache_memory_max=1 << 21))
+    with pytest.raises(BadFlags, match="--kv-cache-memory-max 1048575 is less than the 1048576 bytes"):
+        plan_model(model, config(model, kv_cache_memory=1 << 20, kv_cache_memory_max=(1 << 20) - 1))
+    with pytest.raises(BadFlags, match="--kv-cache-memory-max 1048577 on a GPU"):
+        plan_model(model, config(model, device="cuda", kv_cache_memory=1 << 20, kv_cache_memory_max=(1 << 20) + 1))
+
+
 def test_plan_model_too_long(model: Path) -> None:
     with pytest.raises(BadFlags, match=r"--max-model-len 257 is more than the 256 .*max_position_embeddings"):
         plan_model(model, config(model, max_model_len=257))
@@ -139,7 +193,21 @@ def test_plan_command_readable(model: Path, capsys: pytest.CaptureFixture[str]) 
     assert "64 tokens" in out
     assert "2 KiB" in out
     assert run(["plan", str(model), "--device", "cuda"]) == 0
-    assert "name --kv-cache-memory to plan it" in capsys.readouterr().out
+    assert "name --gpu-memory or --kv-cache-memory" in capsys.readouterr().out
+
+
+def test_plan_command_for_a_gpu(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["plan", str(model), "--gpu-memory", "1Gi", "--swap-space", "1Mi", "--max-num-batched-tokens", "128"]
+    assert run(argv) == 0
+    out = capsys.readouterr().out
+    assert "1 GiB, about 512 MiB of it for CUDA itself; an estimate" in out
+    assert "in the largest step; an estimate" in out
+    assert "4,096 blocks on the host" in out
+    assert run([*argv, "--json", "--gpu-memory-utilization", "0.8"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["gpuMemoryBytes"], printed["numHostBlocks"]) == (1 << 30, 4096)
+    assert printed["kvCacheBytes"] < (1 << 30) * 0.3
+    assert run([*argv, "--device", "cpu"]) == 2
 
 
 def test_plan_command_failure(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

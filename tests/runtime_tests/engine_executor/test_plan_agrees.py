@@ -1,0 +1,70 @@
+"""`octavo plan` and the engine: what is planned from headers is what is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo_runtime.domain import EngineConfig
+from octavo_runtime.engine.executor import TorchExecutor, load_executor
+from octavo_runtime.loading.plan import plan_model
+
+BLOCK = 2048
+
+
+def tensors(thing: object) -> Iterator[torch.Tensor]:
+    """All tensors of a decoder's layers but those of the KV cache."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif is_dataclass(thing):
+        for field in fields(thing):
+            if field.name not in {"k_cache", "v_cache"}:
+                yield from tensors(getattr(thing, field.name))
+
+
+def weights_allocated(executor: TorchExecutor) -> int:
+    """Bytes of the memory behind all weights, each counted once."""
+    decoder = executor._decoder
+    roots = [decoder._embedding, decoder._norm, decoder._head, *decoder._layers]
+    storages = [tensor.untyped_storage() for root in roots for tensor in tensors(root)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def check_agrees(config: EngineConfig) -> None:
+    plan = plan_model(Path(config.model), config)
+    executor = load_executor(config)
+    assert weights_allocated(executor) == pytest.approx(plan.weights_bytes, rel=0.01)
+    pool = executor._pool
+    assert plan.kv_cache_bytes is not None
+    assert pool.device.nbytes == pytest.approx(plan.kv_cache_bytes, rel=0.01)
+    assert pool.host.nbytes == plan.num_host_blocks * executor.info.block_bytes
+    info = executor.info
+    assert (info.num_blocks, info.max_model_len, info.num_host_blocks) == (
+        plan.num_blocks,
+        plan.max_model_len,
+        plan.num_host_blocks,
+    )
+    assert info.block_bytes == plan.kv_bytes_per_token * config.block_size
+    assert (info.dtype, info.kv_cache_dtype) == (plan.dtype, plan.kv_cache_dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_plan_agrees(
+    dtype: str, tied: bool, write_model: Callable[..., Path], tensors: dict[str, torch.Tensor]
+) -> None:
+    if tied:
+        del tensors["lm_head.weight"]
+    model = write_model(tie_word_embeddings=tied)
+    check_agrees(
+        EngineConfig(str(model), device="cpu", dtype=dtype, kv_cache_memory=9 * BLOCK + 3, swap_space=5 * BLOCK + 1)
+    )
+
+
+@pytest.mark.model
+def test_plan_agrees_for_a_real_model(smollm2: Path) -> None:
+    check_agrees(EngineConfig(str(smollm2), device="cpu", kv_cache_memory=200 << 20, swap_space=30 << 20))
