@@ -136,6 +136,7 @@ class Scheduler:
         self._num_blocks: int | None = None
         self._num_violations = 0
         self._num_beam_searches = 0
+        self._num_wide = 0
 
     @property
     def num_blocks(self) -> int:
@@ -190,6 +191,7 @@ class Scheduler:
         state.sequences.append(prompt)
         self._requests[request.request_id] = state
         self._num_beam_searches += state.beams is not None
+        self._num_wide += request.sampling.width > 1
         self._policy.add(prompt)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -342,6 +344,8 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(running),
             num_waiting=len(self._policy),
+            # Where each has one sequence, as nearly always, without counting.
+            num_running_requests=len({id(each.request) for each in running}) if self._num_wide else len(running),
             kv_cache_usage=1 - pool.num_free / pool.num_blocks,
             host_cache_usage=len(pool.host) / pool.host.num_blocks if pool.host else 0.0,
             num_blocks=pool.num_blocks,
@@ -455,3 +459,4 @@ class Scheduler:
     def _forget_if_done(self, request: RequestState) -> None:
         if not request.sequences and self._requests.pop(request.request_id, None) is not None:
             self._num_beam_searches -= request.beams is not None
+            self._num_wide -= request.sampling.width > 1

@@ -13,7 +13,8 @@ class SchedulerStats:
 
     Attributes:
         num_running: Sequences with blocks.
-        num_waiting: Requests that wait, those that were preempted among them.
+        num_waiting: Sequences that wait, new ones and preempted ones.
+        num_running_requests: Requests of which a sequence runs.
         kv_cache_usage: Share of the device's blocks in use by requests, 0-1; cached blocks nobody uses are free.
         host_cache_usage: Share of the host tier's blocks that hold something, 0-1; 0 without a host tier.
         num_blocks: Blocks in the device's pool.
@@ -33,6 +34,7 @@ class SchedulerStats:
     num_running: int
     num_waiting: int
     kv_cache_usage: float
+    num_running_requests: int = 0
     host_cache_usage: float = 0.0
     num_blocks: int = 0
     num_preemptions: int = 0

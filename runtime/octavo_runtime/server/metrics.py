@@ -57,9 +57,7 @@ class Metrics:
         waiting = gauge("vllm:num_requests_waiting", "Requests that wait for their first or next step")
         # What the engine has not heard of yet waits too: a long step must not hide a queue.
         waiting.set_function(
-            lambda: (
-                max(client.num_open - self._last.num_running, self._last.num_waiting) if self._last else client.num_open
-            )
+            lambda: client.num_open - self._last.num_running_requests if self._last else client.num_open
         )
         usage = "Share of KV blocks in use by requests, 0-1; cached blocks that nobody uses count as free"
         self._usage = (gauge("vllm:kv_cache_usage_perc", usage), gauge("vllm:gpu_cache_usage_perc", usage))

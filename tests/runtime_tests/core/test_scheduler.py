@@ -577,3 +577,33 @@ def test_add_waiting_request_keeps_four_bytes_per_prompt_token_and_little_else()
 
     assert size(10) < 4096
     assert size(1000) - size(10) < 4.2 * 990
+
+
+def test_stats_count_requests_and_their_sequences() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request("a", 4, n=3))
+    scheduler.add(request("b", [9, 9]))
+    step(scheduler)
+    assert (scheduler.stats().num_running, scheduler.stats().num_running_requests) == (4, 2)
+
+
+def test_schedule_short_request_takes_the_seat_that_another_leaves() -> None:
+    # Outputs of 1 and 100 tokens in one batch, and a third of 1: 100 steps, where a static batch would take 101.
+    scheduler = make_scheduler(max_num_seqs=2)
+    for name, max_tokens in (("a", 1), ("b", 100), ("c", 1)):
+        scheduler.add(request(name, [ord(name)] * 4, max_tokens=max_tokens))
+    steps = 0
+    while scheduler.has_work:
+        step(scheduler)
+        steps += 1
+    assert steps == 100
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_schedule_blocks_are_counted_to_the_token(block_size: int) -> None:
+    # 33 tokens in blocks of 16: three, with 15 places over; the 49th token needs a fourth.
+    for length in (1, block_size - 1, block_size, block_size + 1, 33, 48, 49):
+        scheduler = make_scheduler(block_size=block_size)
+        scheduler.add(request("a", length, max_tokens=1))
+        plan = scheduler.schedule(0.0)
+        assert len(plan.sequences[0].block_table) == -(-length // block_size)

@@ -85,13 +85,13 @@ def test_metrics_follow_the_scheduler() -> None:
 
     assert value("vllm:num_requests_waiting") == 4
     first = SchedulerStats(
-        num_running=1, num_waiting=1, kv_cache_usage=0.5, host_cache_usage=0.25, num_blocks=10, num_preemptions=2,
+        num_running=1, num_waiting=1, kv_cache_usage=0.5, num_running_requests=1, host_cache_usage=0.25, num_blocks=10, num_preemptions=2,
         num_recomputed_tokens=30, num_swapped_out=4, num_swapped_in=3, prefix_queries=50, prefix_hits=20,
         num_invariant_violations=1, num_predictions=5, predicted_tokens=60, predicted_actual_tokens=70, num_within_p90=4,
     )  # fmt: skip
     metrics.step(Step([], 1, first))
     assert value("vllm:num_requests_waiting") == 3, "two that the engine has not heard of"
-    metrics.step(Step([], 1, replace(first, num_running=8, num_waiting=2, num_swapped_out=9, num_blocks=12)))
+    metrics.step(Step([], 1, replace(first, num_running=8, num_running_requests=2, num_swapped_out=9, num_blocks=12)))
     assert value("vllm:num_requests_waiting") == 2, "answers of one request run side by side"
     assert {name: value(name) for name in EXPECTED} == EXPECTED
 
