@@ -230,6 +230,15 @@ def test_preempted(host_blocks: int, paths: list[GreedyPath], smollm2: Path) -> 
     assert host_blocks or stats.num_recomputed_tokens > 0
 
 
+@pytest.mark.parametrize(
+    "config", [{"policy": "shortest-first", "time_slice_tokens": 16}, {"policy": "priority"}, {"policy": "slo"}]
+)
+def test_policies(config: dict[str, Any], paths: list[GreedyPath], smollm2: Path) -> None:
+    # Who runs when is another matter than what comes of it, also with four seats for six requests.
+    executor = engine(smollm2, 16)
+    follow(executor, scheduler(executor, max_num_seqs=4, num_blocks=24, **config), paths[:6])
+
+
 def test_resized(paths: list[GreedyPath], smollm2: Path) -> None:
     # Shrinks under way, which moves blocks and gives their memory back, and grows again.
     executor = engine(smollm2, 16, kv_cache_memory_max=300 << 20)
