@@ -102,8 +102,9 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     type=click.Choice(["fcfs", "shortest-first", "priority", "slo"]),
     default="fcfs",
     help="Who goes first. fcfs: first come, first served. shortest-first: short requests, by prompt and predicted "
-    "answer, before long ones, which age and so get their turn. priority: the lower number in the request's field "
-    "priority, whatever runs. slo: as fcfs, with steps kept so short that running streams keep --target-itl-ms.",
+    "answer, before long ones, which wait behind younger ones for at most 40 times as long as their own work takes. "
+    "priority: the lower number in the request's field priority, whatever runs. slo: as shortest-first, with those "
+    "first that can still keep --target-ttft-ms, and steps so short that running streams keep --target-itl-ms.",
 )
 @_schedule(
     "--admission-policy",
