@@ -3,7 +3,8 @@
     python -m bench.core --nano-vllm DIR     also times nano-vllm's scheduler, from a checkout of it (needs xxhash)
 
 A step is schedule() and apply(), with what an executor would return made beforehand. Decoding is timed with 256, 1,024
-and 4,096 sequences; then the whole trace `nano`, prompts, chunks and ends included.
+and 4,096 sequences, with Python's collector of cycles at work and without; then the whole trace `nano`, prompts, chunks
+and ends included. Time is the thread's own, so that a busy machine disturbs it little.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from octavo_runtime.replay import FIRST_FREE_TOKEN, ReplayRequest
 
 _SIZES = (256, 1024, 4096)
 _STEPS = 48  # three blocks for each sequence
-_ROUNDS = 5
+_ROUNDS = 8
 _MAX_MODEL_LEN = 2048
 _WAITING = 2000
 
@@ -54,14 +55,14 @@ def _decode_us(count: int, *, plan_ahead: bool) -> float:
         spent = 0.0
         for _ in range(_STEPS):
             result = _result(plan)
-            began = time.perf_counter()
+            began = time.thread_time()
             if plan_ahead:
                 following = core.schedule(0.0)
                 core.apply(plan, result)
             else:
                 core.apply(plan, result)
                 following = core.schedule(0.0)
-            spent += time.perf_counter() - began
+            spent += time.thread_time() - began
             plan = following
         best = min(best, spent / _STEPS)
     assert len(plan.sequences) == count, "not all decode"
@@ -75,13 +76,13 @@ def _trace_seconds(requests: list[ReplayRequest]) -> tuple[float, int]:
         core.add(replay.request)
     spent, steps = 0.0, 0
     while core.has_work:
-        began = time.perf_counter()
+        began = time.thread_time()
         plan = core.schedule(0.0)
-        spent += time.perf_counter() - began
+        spent += time.thread_time() - began
         result = _result(plan)
-        began = time.perf_counter()
+        began = time.thread_time()
         core.apply(plan, result)
-        spent += time.perf_counter() - began
+        spent += time.thread_time() - began
         steps += 1
     return spent, steps
 
@@ -180,13 +181,13 @@ class NanoVllm:
 
     @staticmethod
     def _step(scheduler: Any) -> float:
-        began = time.perf_counter()
+        began = time.thread_time()
         sequences, is_prefill = scheduler.schedule()
-        spent = time.perf_counter() - began
+        spent = time.thread_time() - began
         tokens = [FIRST_FREE_TOKEN] * len(sequences)
-        began = time.perf_counter()
+        began = time.thread_time()
         scheduler.postprocess(sequences, tokens, is_prefill)
-        return spent + time.perf_counter() - began
+        return spent + time.thread_time() - began
 
 
 def _compare(folder: Path, requests: list[ReplayRequest], figures: dict[str, float]) -> dict[str, float]:
@@ -220,12 +221,16 @@ def main() -> None:
     gc.freeze()  # what was imported is no part of what is timed
     for size in _SIZES:
         figures[f"step_us_{size}"] = _decode_us(size, plan_ahead=True)
-        figures[f"step_us_{size}_without_planning_ahead"] = _decode_us(size, plan_ahead=False)
-        say(f"  {size} sequences: {figures[f'step_us_{size}']:.0f} us")
-    smallest, largest = _SIZES[0], _SIZES[-1]
-    figures[f"step_growth_{smallest}_to_{largest}"] = (
-        figures[f"step_us_{largest}"] / figures[f"step_us_{smallest}"] / (largest / smallest)
-    )
+        gc.disable()
+        figures[f"step_us_{size}_without_gc"] = _decode_us(size, plan_ahead=True)
+        gc.enable()
+        say(
+            f"  {size} sequences: {figures[f'step_us_{size}']:.0f} us, {figures[f'step_us_{size}_without_gc']:.0f} without gc"
+        )
+    figures["step_us_256_without_planning_ahead"] = _decode_us(256, plan_ahead=False)
+    for suffix in ("", "_without_gc"):
+        growth = figures[f"step_us_4096{suffix}"] / figures[f"step_us_256{suffix}"]
+        figures[f"step_growth_256_to_4096{suffix}"] = growth / (4096 / 256)
     seconds, steps = _best(lambda: _trace_seconds(requests))
     figures |= {"trace_step_us": 1e6 * seconds / steps, "trace_seconds": seconds}
     figures["waiting_request_kib"] = _waiting_kib()
