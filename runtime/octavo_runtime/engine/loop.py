@@ -3,14 +3,15 @@
 With asynchronous scheduling the executor works in a thread of its own, and the next step is planned before the running
 one ends, so that the executor never waits for the scheduler, nor for whoever gets the events:
 
-    executor    [ step n ─────────────────────── ][ step n+1 ──────────────────── ][ step n+2
-    this        take in arrivals …    [ plan n+1 ]  [ apply n, events ] …   [ plan n+2 ]
+    executor    [ step n ───────────────────── ][ step n+1 ─────────────────── ][ step n+2
+    this        take in arrivals …  [ plan n+1 ]  [ apply n, events ] … [ plan n+2 ]
 
 The plan is made late, when the running step is about to end: what arrives before can still be part of it.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from dataclasses import replace
@@ -63,8 +64,8 @@ class EngineCore:
         self._thread = ExecutorThread(executor) if config.scheduler.async_scheduling else None
         # Plans that are not applied yet: of the step that runs, or is to run next, and of the one after it.
         self._plans: deque[StepPlan] = deque()
-        self._runs = False
-        self._began = 0.0
+        self._num_started = 0  # of them, by the thread
+        self._began = 0.0  # when the first of them did, about
         self._step_seconds: dict[int, float] = {}  # by the order of magnitude of the step's tokens
         self._planning_seconds = 0.0
 
@@ -119,14 +120,13 @@ class EngineCore:
         """Starts the next step, unless one runs or there is nothing to do. Without asynchronous scheduling: plans it."""
         if not self._plans:
             self._plan()
-        if self._plans and self._thread and not self._runs:
+        if self._plans and self._thread and not self._num_started:
             self._began = time.monotonic()
-            self._thread.start(self._plans[0])
-            self._runs = True
+            self._start(self._thread)
 
     def seconds_to_plan(self) -> float:
         """How long requests can still arrive and be part of the next step; infinite while nothing is known."""
-        if not self._runs:
+        if not self._num_started:
             return 0.0
         expected = self._step_seconds.get(self._plans[0].num_tokens.bit_length(), float("inf"))
         return self._began + (1 - _MARGIN) * expected - self._planning_seconds - time.monotonic()
@@ -144,19 +144,24 @@ class EngineCore:
         else:
             if len(self._plans) == 1 and self._scheduler.can_plan_ahead:
                 self._plan()
+            self._start(self._thread)
             outcome = self._thread.result()  # Ctrl-C while it waits changes nothing
-            self._runs = False
             if isinstance(outcome, BaseException):
+                self._num_started = 0
                 raise outcome
+            self._num_started -= 1
+            self._began = time.monotonic()
             result = outcome
-        plan = self._plans.popleft()
-        if self._plans:
-            self.begin()
-        return self._done(plan, result)
+        return self._done(self._plans.popleft(), result)
 
     def idle(self) -> Step:
         """A step that computes nothing and tells the state."""
         return Step([], 0, self._scheduler.stats())
+
+    def _start(self, thread: ExecutorThread) -> None:
+        for plan in itertools.islice(self._plans, self._num_started, None):
+            thread.start(plan)
+            self._num_started += 1
 
     def _plan(self) -> None:
         began = time.monotonic()

@@ -105,7 +105,7 @@ def test_step_next_runs_before_events_are_out() -> None:
     assert [event.token_ids for event in first.events] == [ids("a")]
     assert executor.has_begun()
     assert executor.has_begun(), "the second step waits for nobody"
-    executor.go.release(2)
+    executor.go.release()
     second = core.step()
     assert [event.token_ids for event in second.events] == [ids("b")]
     assert [plan.sequences[0].feeds for plan in executor.plans] == [False, True]
@@ -268,6 +268,28 @@ def test_step_end_of_sequence_costs_one_step() -> None:
     events = drain(core)
     assert events[-1].finish_reason is FinishReason.STOP
     assert len(executor.plans) == 3 + 1
+
+
+def test_step_that_fails_takes_the_next_one_with_it() -> None:
+    class Failing(Gated):
+        def execute(self, plan: StepPlan) -> StepResult:
+            result = super().execute(plan)
+            if len(self.plans) == 2:
+                raise RuntimeError("a fault")
+            return result
+
+    executor = Failing(Script(reply=ids("abcdef")))
+    core = engine(executor)
+    core.add(request("a"))
+    executor.go.release(99)
+    events = core.step().events
+    with pytest.raises(RuntimeError, match="a fault"):
+        core.step()
+    events += drain(core)
+    assert text(events, "a") == "abcd"
+    first, failed, again, *rest = executor.plans
+    assert failed is again, "the one that was planned after it has not run in its stead"
+    assert [plan.sequences[0].num_computed for plan in (first, again, *rest)] == [0, 2, 3, 4]
 
 
 def test_thread_ends_with_the_engine() -> None:
