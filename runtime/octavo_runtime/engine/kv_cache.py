@@ -17,6 +17,7 @@ import torch
 
 from octavo_kernels.block_copy import copy_blocks
 from octavo_runtime.domain import BlockCopy, CopyKind
+from octavo_runtime.errors import NotEnoughMemoryForKV
 from octavo_runtime.loading.spec import DecoderSpec
 
 __all__ = ["KVPool", "independent_runs"]
@@ -37,6 +38,9 @@ class KVPool:
     Attributes:
         device: The device's blocks.
         host: The host's.
+
+    Raises:
+        NotEnoughMemoryForKV: The kernel does not even give the addresses.
     """
 
     def __init__(
@@ -115,7 +119,14 @@ def independent_runs(copies: Iterable[BlockCopy]) -> Iterator[tuple[CopyKind, li
 def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[mmap.mmap, torch.Tensor]:
     """A tensor on memory of its own, which is taken page by page when it is first written."""
     size = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise NotEnoughMemoryForKV(
+            f"{size} bytes of addresses for KV blocks cannot be reserved: {error.strerror}",
+            hint="Lower --kv-cache-memory-max or --swap-space: beyond the machine's memory they are of no use.",
+            needed=size,
+        ) from error
     return memory, torch.frombuffer(memory, dtype=dtype).view(shape)
 
 

@@ -90,9 +90,10 @@ def _serve(core: EngineCore, socket: zmq.Socket[bytes]) -> Never:
         core.begin()
         # What arrives while the step runs can still be part of the next one.
         while (seconds := core.seconds_to_plan()) > 0:
-            if socket not in dict(poller.poll(None if math.isinf(seconds) else int(1000 * seconds))):
-                break
+            ready = dict(poller.poll(None if math.isinf(seconds) else int(1000 * seconds)))
             _take_all(core, socket)
+            if ready.keys() != {socket}:  # the step has ended, or is about to
+                break
         _send(socket, core.step())
 
 

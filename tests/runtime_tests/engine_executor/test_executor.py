@@ -77,6 +77,12 @@ def test_load_executor_less_room_to_grow_than_at_first(write_model: WriteModel) 
         load(write_model(), kv_cache_memory_max=BLOCK)
 
 
+def test_load_executor_more_room_to_grow_than_addresses(write_model: WriteModel) -> None:
+    with pytest.raises(NotEnoughMemoryForKV, match="bytes of addresses for KV blocks cannot be reserved") as raised:
+        load(write_model(), kv_cache_memory_max=1 << 50)
+    assert raised.value.needed == 1 << 50
+
+
 def test_load_executor_growth_on_a_gpu(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("require_room_for_weights", "load_weights"):
