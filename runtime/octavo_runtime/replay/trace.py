@@ -28,7 +28,7 @@ import msgspec
 from octavo_runtime.domain import Event, Request, SchedulerConfig
 from octavo_runtime.replay.step_time import StepTimeModel
 
-__all__ = ["Trace", "TraceError", "TraceHeader", "TraceLine", "TraceWriter", "read_trace"]
+__all__ = ["VERSION", "Trace", "TraceError", "TraceHeader", "TraceLine", "TraceWriter", "read_trace"]
 
 VERSION = 1
 
@@ -137,9 +137,9 @@ class TraceWriter:
         self._open[request.request_id] = _Open(request)
 
     def event(self, event: Event, now: float) -> None:
-        """Hears the engine's news of a request; those it does not know are ignored."""
+        """Hears the engine's news of a request; what comes after an answer's end is ignored."""
         known = self._open.get(event.request_id)
-        if known is None:
+        if known is None or event.choice in known.finish:
             return
         known.cached = max(known.cached, event.num_cached_tokens)
         if event.token_ids:

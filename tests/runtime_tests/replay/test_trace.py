@@ -109,6 +109,17 @@ def test_trace_is_in_order_of_arrival(tmp_path: Path) -> None:
     assert [line.arrival for line in read(text, tmp_path).lines] == [5.0, 10.0]
 
 
+def test_trace_ignores_what_comes_after_an_answers_end(tmp_path: Path) -> None:
+    file = io.StringIO()
+    writer = TraceWriter(file, HEADER, 10.0)
+    writer.begin(request("a", (1, 2, 3), n=2))
+    writer.event(Event("a", (5, 6), FinishReason.STOP, choice=1), 11.0)
+    writer.event(Event("a", (7,), FinishReason.LENGTH, choice=1), 11.5)
+    writer.event(Event("a", (5,), FinishReason.STOP, choice=0), 12.0)
+    (line,) = read(file.getvalue(), tmp_path).lines
+    assert (line.outputs, line.finish) == ((1, 2), ("stop", "stop"))
+
+
 def test_trace_request_that_nobody_waits_for(tmp_path: Path) -> None:
     file = io.StringIO()
     writer = TraceWriter(file, HEADER, 10.0)
