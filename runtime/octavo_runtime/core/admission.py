@@ -3,7 +3,8 @@
 `expected`: a running sequence of g tokens is there in t steps with the probability S(g + t) / S(g) that the length
 predictor gives, and then holds the blocks of t more tokens; one that has ended holds none. The sum over the sequences
 has a mean and a variance at each t; the candidate starts when mean + MARGIN standard deviations stays within the pool
-at every t. (Lengths are independent, so by then what some need more others need less.)
+at every t. Lengths of different requests are independent, so what some need more others need less; the answers to one
+prompt are taken to be equally long, which is the worst that they can be.
 
 `never-evict`: as many blocks as all could need at most. `max-utilization`: only what is needed now.
 
@@ -63,8 +64,8 @@ class Forecast:
         self._horizons = np.concatenate(
             ([0.0], block_size * 2.0 ** np.arange(max(1, max_len // block_size).bit_length()))
         )
-        rows = [(len(s.token_ids), s.num_generated, s.request.max_tokens) for s in sequences]
-        self._mean, self._variance = self._needs(np.array(rows, dtype=np.float64).reshape(-1, 3))
+        rows = [(len(s.token_ids), s.num_generated, s.request.max_tokens, len(s.request.sequences)) for s in sequences]
+        self._mean, self._variance = self._needs(np.array(rows, dtype=np.float64).reshape(-1, 4))
         self._mean += used - self._mean[0]
 
     def allows(self, candidate: Sequence, cached_blocks: int, limit: int) -> bool:
@@ -76,8 +77,13 @@ class Forecast:
             limit: Blocks of the pool.
         """
         length, width = len(candidate.token_ids), candidate.slots
-        rows = np.array([(length, candidate.num_generated, candidate.request.max_tokens)] * width, dtype=np.float64)
-        mean, variance = self._needs(rows)
+        row = (
+            length,
+            candidate.num_generated,
+            candidate.request.max_tokens,
+            max(width, len(candidate.request.sequences)),
+        )
+        mean, variance = self._needs(np.array([row] * width, dtype=np.float64))
         # The forks share the full blocks of the prompt.
         mean = mean - (width - 1) * (length // self._block_size) - cached_blocks
         mean, variance = self._mean + mean, self._variance + variance
@@ -87,13 +93,18 @@ class Forecast:
         return True
 
     def _needs(self, rows: Floats) -> tuple[Floats, Floats]:
-        """Mean and variance of the blocks at each horizon; rows are [sequences, (tokens, output tokens, most of them)]."""
+        """Mean and variance of the blocks at each horizon.
+
+        Args:
+            rows: [sequences, 4]: tokens, output tokens, most of them, sequences of the same request.
+        """
         tokens, generated, cap = rows[:, 0:1], rows[:, 1:2], rows[:, 2:3]  # [sequences, 1]
         later = generated + self._horizons  # [sequences, horizons]
         there = self._predictor.survival(np.minimum(later, cap), generated) * (later < cap)
         blocks = np.ceil((tokens + self._horizons) / self._block_size)
         mean: Floats = (there * blocks).sum(axis=0)
-        variance: Floats = (there * (1 - there) * blocks**2).sum(axis=0)
+        # k equal ones vary k² as much as one: k times for each.
+        variance: Floats = (rows[:, 3:4] * there * (1 - there) * blocks**2).sum(axis=0)
         return mean, variance
 
 

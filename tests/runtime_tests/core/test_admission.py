@@ -19,7 +19,9 @@ BLOCK = 16
 def sequence(prompt: int, generated: int, max_tokens: int, width: int = 1) -> Sequence:
     request = Request("r", (1,) * prompt, SamplingParams(seed=0, max_tokens=max_tokens, n=width))
     state = RequestState.of(request, stops=frozenset(), salt="")
-    return Sequence(0, state, 0, array("i", [1] * (prompt + generated)), max_len=prompt + max_tokens, slots=width)
+    made = Sequence(0, state, 0, array("i", [1] * (prompt + generated)), max_len=prompt + max_tokens, slots=width)
+    state.sequences.append(made)
+    return made
 
 
 def predictor(lengths: list[int]) -> LengthPredictor:
@@ -91,3 +93,15 @@ def test_allows_candidate_let_in_counts_for_the_next() -> None:
     made = forecast([], [16] * 500)
     assert made.allows(sequence(160, 0, 16), 0, 12)
     assert not made.allows(sequence(160, 0, 16), 0, 12)
+
+
+def test_allows_answers_to_one_prompt_vary_together() -> None:
+    lengths = [10, 1000] * 500
+    apart = [sequence(16, 0, 1500) for _ in range(8)]
+    (together,) = [sequence(16, 0, 1500)]
+    siblings = [Sequence(n, together.request, n, array("i", [1] * 16), max_len=1516) for n in range(8)]
+    together.request.sequences[:] = siblings
+    candidate = sequence(16, 0, 1500)
+    assert smallest_limit(forecast(siblings, lengths, margin=2.0), candidate) > 1.2 * smallest_limit(
+        forecast(apart, lengths, margin=2.0), candidate
+    )
