@@ -43,37 +43,33 @@ def sample_tokens(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) 
         logits: [sequences with num_samples > 0, vocabulary], in their order.
         sequences: The plan's.
     """
-    # Position in the plan, and which of its sequence's draws it is, for each row drawn.
-    rows = [
-        (position, draw)
-        for position, sequence in enumerate(sequences)
-        if sequence.num_samples
-        for draw in range(1 if sequence.sampling.use_beam_search else sequence.num_samples)
-    ]
+    # For each row drawn: its place in the plan, its sequence, and which of the sequence's draws it is.
+    rows: list[tuple[int, ScheduledSequence, int]] = []
+    wants_logprobs = False
+    for position, sequence in enumerate(sequences):
+        if sequence.num_samples:
+            wants_logprobs = wants_logprobs or sequence.sampling.needs_logprobs
+            draws = 1 if sequence.sampling.use_beam_search else sequence.num_samples
+            rows += [(position, sequence, draw) for draw in range(draws)]
     if not rows:
         return StepResult()
     drawn = logits
     if len(rows) > len(logits):
-        owners = itertools.accumulate(draw == 0 for _, draw in rows)
+        owners = itertools.accumulate(draw == 0 for _, _, draw in rows)
         drawn = logits[torch.tensor([owner - 1 for owner in owners], device=logits.device)]
-    tokens = _draw(drawn, [(sequences[position], draw) for position, draw in rows])
-    failed = {
-        position: _NOT_FINITE_ERROR for (position, _), token in zip(rows, tokens, strict=True) if token == NOT_FINITE
-    }
-    if failed:
+    tokens = _draw(drawn, rows)
+    failed: dict[int, str] = {}
+    if NOT_FINITE in tokens:
+        failed = {rows[n][0]: _NOT_FINITE_ERROR for n, token in enumerate(tokens) if token == NOT_FINITE}
         tokens = [max(token, 0) for token in tokens]
-    if not any(sequences[position].sampling.needs_logprobs for position, _ in rows):
+    if not wants_logprobs:
         return StepResult(tokens, (), failed)
 
     scores = drawn.float().log_softmax(dim=-1)
     if failed:
         scores = scores.nan_to_num()
     logprobs: list[float] = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
-    beams = {
-        n: sequences[position].num_samples
-        for n, (position, _) in enumerate(rows)
-        if sequences[position].sampling.use_beam_search
-    }
+    beams = {n: sequence.num_samples for n, (_, sequence, _) in enumerate(rows) if sequence.sampling.use_beam_search}
     if beams:
         candidates = _candidates(scores, beams)
         pairs = [candidates.get(n, [pair]) for n, pair in enumerate(zip(tokens, logprobs, strict=True))]
@@ -82,16 +78,17 @@ def sample_tokens(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) 
     return StepResult(tokens, logprobs, failed)
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[tuple[ScheduledSequence, int]]) -> list[int]:
+def _draw(logits: torch.Tensor, rows: Sequence[tuple[int, ScheduledSequence, int]]) -> list[int]:
     """A token for each row, NOT_FINITE where there is none."""
     device = logits.device
-    params = [sequence.sampling for sequence, _ in rows]
+    params = [sequence.sampling for _, sequence, _ in rows]
     temperatures = [0.0 if p.use_beam_search else p.temperature for p in params]
-    if any(temperatures):
-        assert all(p.seed is not None for p in params), "the door draws a seed where the client gives none"
-        draws = [uniform(s.sampling.seed or 0, s.num_generated, s.choice + draw) for s, draw in rows]
-    else:
-        draws = [0.0] * len(params)
+    if not any(temperatures):
+        unused = torch.zeros(len(rows), device=device)
+        greedy: list[int] = sample(logits, unused, unused.long(), unused, unused, unused.double()).tolist()
+        return greedy
+    assert all(p.seed is not None for p in params), "the door draws a seed where the client gives none"
+    draws = [uniform(s.sampling.seed or 0, s.num_generated, s.choice + draw) for _, s, draw in rows]
     tokens: list[int] = sample(
         logits,
         torch.tensor(temperatures, dtype=torch.float32, device=device),
