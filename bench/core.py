@@ -3,7 +3,7 @@
     python -m bench.core --nano-vllm DIR     also times nano-vllm's scheduler, from a checkout of it (needs xxhash)
 
 A step is schedule() and apply(), with what an executor would return made beforehand. Decoding is timed with 256, 1,024
-and 4,096 sequences, with Python's collector of cycles at work and without; then the whole trace `nano`, prompts, chunks
+and 4,096 sequences, with Python's collector of cycles as the engine sets it and without; then the whole trace `nano`, prompts, chunks
 and ends included. Time is the thread's own, so that a busy machine disturbs it little.
 """
 
@@ -25,6 +25,7 @@ from bench.report import report, say
 from bench.workloads import workload
 from octavo_runtime.core.scheduler import Scheduler
 from octavo_runtime.domain import Request, SamplingParams, SchedulerConfig, StepPlan, StepResult
+from octavo_runtime.engine.process import GC_THRESHOLDS
 from octavo_runtime.replay import FIRST_FREE_TOKEN, ReplayRequest
 
 _SIZES = (256, 1024, 4096)
@@ -219,6 +220,7 @@ def main() -> None:
     requests = workload("nano").requests(max_model_len=_MAX_MODEL_LEN)
     figures: dict[str, float] = {}
     gc.freeze()  # what was imported is no part of what is timed
+    gc.set_threshold(*GC_THRESHOLDS)  # as in the process that serves
     for size in _SIZES:
         figures[f"step_us_{size}"] = _decode_us(size, plan_ahead=True)
         gc.disable()

@@ -40,7 +40,11 @@ from octavo_runtime.logs import set_up_logging
 if TYPE_CHECKING:  # the executor brings torch; the loop runs any executor
     from octavo_runtime.engine.executor import Executor, Progress
 
-__all__ = ["run"]
+__all__ = ["GC_THRESHOLDS", "run"]
+
+GC_THRESHOLDS = (100_000, 50, 100)
+"""A step makes hundreds of tuples and no cycles: with Python's own threshold of 700 objects the collector would look at
+all requests again and again."""
 
 _log = logging.getLogger(__name__)
 _decoder = msgspec.msgpack.Decoder(FromServer)
@@ -62,6 +66,7 @@ def run(load: Callable[[EngineConfig, Progress], Executor]) -> int:
             core = EngineCore(load(launch.config, lambda *progress: _send(socket, Loading(*progress))), launch.config)
             gc.collect()
             gc.freeze()  # what loading made stays: later collections need not look at it
+            gc.set_threshold(*GC_THRESHOLDS)
             _send(socket, Ready(core.info))
             _serve(core, socket)
         except StartError as error:
