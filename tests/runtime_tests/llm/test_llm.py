@@ -235,6 +235,6 @@ def test_llm_model_not_found(tmp_path: Path) -> None:
 
 
 def test_exports() -> None:
-    assert set(octavo_runtime.__all__) == {"LLM", "RequestOutput", "SamplingParams"}
+    assert set(octavo_runtime.__all__) == {"LLM", "CompletionOutput", "RequestOutput", "SamplingParams"}
     with pytest.raises(AttributeError, match="nothing"):
         _ = octavo_runtime.nothing
