@@ -231,7 +231,10 @@ def test_role_grants_these_rights_and_no_others(world: World) -> None:
         f"{kind} {verb}" for kind in ("deployments", "services") for verb in ("create", "get", "list", "patch", "watch")
     ]
     watched = ["inferenceservices list", "inferenceservices watch", "pods list", "pods watch"]
-    assert granted == sorted([*children, *watched, "inferenceservices/status patch", "persistentvolumeclaims get"])
+    told = ["events create", "events get", "events patch"]
+    assert granted == sorted(
+        [*children, *watched, *told, "inferenceservices/status patch", "persistentvolumeclaims get"]
+    )
 
 
 def test_start_without_the_crd_ends_with_a_sentence(world: World, proxy: FaultyProxy) -> None:

@@ -6,7 +6,7 @@ The unit tests hold FakeCluster to them and the e2e stories a real API server, s
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from octavo_operator.api.names import DEPLOYMENT, MANAGED_BY, OPERATOR, SERVICE, Kind, Manifest, key_of
+from octavo_operator.api.names import DEPLOYMENT, EVENT, MANAGED_BY, OPERATOR, SERVICE, Kind, Manifest, key_of
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 from octavo_operator.testing import inference_service
@@ -107,6 +107,28 @@ async def _quantities_are_rewritten(port: ClusterPort, namespace: str) -> None:
     assert answer["metadata"]["generation"] == 1
 
 
+async def _events_are_counted(port: ClusterPort, namespace: str) -> None:
+    reference = {"kind": "InferenceService", "namespace": namespace, "name": "one", "uid": "uid-1"}
+    moment = "2026-01-01T00:00:00Z"
+    event = {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.kind,
+        "metadata": {"namespace": namespace, "name": "one.1"},
+        "involvedObject": reference,
+        "type": "Normal",
+        "reason": "Serving",
+        "firstTimestamp": moment,
+    }
+    for count, message in enumerate(("first", "second", "third"), 1):
+        later = f"2026-01-01T00:0{count}:00Z"
+        await port.record(event | {"message": message, "lastTimestamp": later, "count": 1})
+        found = await port.get(EVENT, namespace, "one.1")
+        assert found is not None
+        assert (found["count"], found["message"], found["lastTimestamp"]) == (count, message, later)
+        assert found["firstTimestamp"] == moment
+    await _raises(Gone, port.record(event | {"metadata": {"namespace": f"{namespace}-nowhere", "name": "one.1"}}))
+
+
 def _condition(kind: str) -> Manifest:
     moment = "2026-01-01T00:00:00Z"
     return {"type": kind, "status": "True", "reason": "Ok", "message": "ok", "lastTransitionTime": moment}
@@ -129,5 +151,6 @@ PROMISES: dict[str, Callable[[ClusterPort, str], Awaitable[None]]] = {
     "renumbered port needs merge": _renumbered_port_needs_merge,
     "status is apart": _status_is_apart,
     "quantities are rewritten": _quantities_are_rewritten,
+    "events are counted": _events_are_counted,
 }
 """By name; each takes a port and the name of an empty namespace, and raises AssertionError."""

@@ -9,6 +9,7 @@ from datetime import datetime
 from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import (
     CLAIM,
+    EVENT,
     INFERENCE_SERVICE,
     OPERATOR,
     SERVICE,
@@ -19,14 +20,15 @@ from octavo_operator.api.names import (
 )
 from octavo_operator.api.service import InferenceService
 from octavo_operator.cluster.port import ClusterPort
+from octavo_operator.core.containers import Cause
 from octavo_operator.core.desired import desired_children
 from octavo_operator.core.digest import digest
+from octavo_operator.core.events import ready_event
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
-from octavo_operator.core.pods import Cause
 from octavo_operator.core.status import desired_status, invalid_status, is_written
 from octavo_operator.core.store import Store
-from octavo_operator.errors import Gone, Rejected, SpecInvalid
+from octavo_operator.errors import ClusterError, Gone, Rejected, SpecInvalid
 from octavo_operator.metrics import Metrics
 
 __all__ = ["Outcome", "Reconciler"]
@@ -222,6 +224,18 @@ class Reconciler:
         answer = await self._port.apply_status(manifest, manager=STATUS_MANAGER)
         self._metrics.writes.labels(f"{INFERENCE_SERVICE.kind}/status").inc()
         self._store.upsert(INFERENCE_SERVICE, answer)
+        event = ready_event(observed.service, status, self._now())
+        if event is not None:
+            await self._announce(event)
+
+    async def _announce(self, event: Manifest) -> None:
+        """Writes an Event, as far as it can be written: it is told for people, and nothing depends on it."""
+        try:
+            await self._port.record(event)
+        except ClusterError as error:
+            logger.warning("no event %s of %s: %s", event["reason"], event["involvedObject"]["name"], error)
+            return
+        self._metrics.writes.labels(EVENT.kind).inc()
 
 
 def _taken(manifest: Manifest) -> Cause:

@@ -14,6 +14,7 @@ from typing import Any
 from octavo_operator.api.names import (
     CLAIM,
     DEPLOYMENT,
+    EVENT,
     INFERENCE_SERVICE,
     MANAGED_BY,
     OPERATOR,
@@ -29,12 +30,13 @@ from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 
 __all__ = ["FakeCluster", "inference_service"]
 
-KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, CLAIM)}
+KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, CLAIM, EVENT)}
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
     "conditions": ("type",),
     "containers": ("name",),
     "env": ("name",),
+    "initContainers": ("name",),
     "imagePullSecrets": ("name",),
     "ownerReferences": ("uid",),
     "volumeMounts": ("mountPath",),
@@ -157,6 +159,20 @@ class FakeCluster:
         if (namespace, name) not in self._objects[kind]:
             raise Gone(f'{kind.plural} "{name}" not found')
         return self.edit(kind, (namespace, name), lambda live: _json_merge(live, patch))
+
+    async def record(self, event: Manifest) -> None:
+        """See ClusterPort."""
+        self._raise_fault("record", EVENT)
+        self.writes += 1
+        namespace, name = key_of(event)
+        if namespace not in self.namespaces:
+            raise Gone(f'namespaces "{namespace}" not found')
+        present = self._objects[EVENT].get((namespace, name))
+        if present is None:
+            self.put(event)
+            return
+        news = {"message": event["message"], "lastTimestamp": event["lastTimestamp"], "count": present["count"] + 1}
+        self.edit(EVENT, (namespace, name), lambda live: _json_merge(live, news))
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """See ClusterPort."""
@@ -300,7 +316,7 @@ def _as_stored(kind: Kind, manifest: Manifest) -> None:
         pod = manifest["spec"]["template"]["spec"]
         pod.setdefault("restartPolicy", "Always")
         pod.setdefault("dnsPolicy", "ClusterFirst")
-        for container in pod["containers"]:
+        for container in pod.get("initContainers", []) + pod["containers"]:
             container.setdefault("imagePullPolicy", "IfNotPresent")
             for amounts in container.get("resources", {}).values():
                 for name, amount in amounts.items():

@@ -6,7 +6,7 @@ import yaml
 
 from octavo_operator.api.names import OWNER_LABEL, TEMPLATE_LABEL, Manifest
 from octavo_operator.api.service import InferenceService
-from octavo_operator.core.desired import desired_children, serve_arguments, service_url
+from octavo_operator.core.desired import desired_children, plan_arguments, serve_arguments, service_url
 from octavo_operator.testing import inference_service
 
 IMAGE = "registry.example/octavo-runtime:1"
@@ -32,6 +32,12 @@ def container(**spec: Any) -> Manifest:
     (server,) = pod(**spec)["spec"]["containers"]
     assert isinstance(server, dict)
     return server
+
+
+def plan(**spec: Any) -> Manifest:
+    (container,) = pod(**spec)["spec"]["initContainers"]
+    assert isinstance(container, dict)
+    return container
 
 
 EVERYTHING: dict[str, Any] = {
@@ -224,3 +230,35 @@ def test_resources_are_passed_on_unchanged(limit: str) -> None:
 def test_desired_children_survive_yaml() -> None:
     for child in children(**EVERYTHING):
         assert yaml.safe_load(yaml.safe_dump(child)) == child
+
+
+def test_plan_has_the_servers_flags_that_decide_what_fits() -> None:
+    service = parsed(**EVERYTHING)
+    program, path, *flags = plan_arguments(service)
+    serving = serve_arguments(service)
+    assert (program, path) == ("plan", serving[1])
+    assert set(flags) - set(serving) == {"--json", "--termination-log=/dev/termination-log"}
+    assert "--device=cuda" in plan_arguments(parsed(resources={"limits": {"nvidia.com/gpu": 1}}))
+
+
+@pytest.mark.parametrize(
+    ("resources", "given"),
+    [
+        ({}, None),
+        ({"limits": {"nvidia.com/gpu": 1}}, None),
+        (
+            {"limits": {"nvidia.com/gpu": 1, "memory": "8Gi"}, "requests": {"cpu": 2}},
+            {"limits": {"memory": "8Gi"}, "requests": {"cpu": 2}},
+        ),
+    ],
+)
+def test_plan_asks_for_no_more_than_the_server_and_for_no_gpu(
+    resources: dict[str, Any], given: dict[str, Any] | None
+) -> None:
+    assert plan(resources=resources).get("resources") == given
+
+
+def test_plan_reads_what_the_server_reads() -> None:
+    one, other = plan(**EVERYTHING), container(**EVERYTHING)
+    for name in ("image", "env", "volumeMounts", "securityContext"):
+        assert one[name] == other[name]

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.names import TEMPLATE_LABEL, Manifest
-from octavo_operator.core.pods import current_pods, placement_fault, serving_fault
+from octavo_operator.core.pods import current_pods, placement_fault, serving_fault, told_plan
 
 SHORT_OF_MEMORY = {
     "code": "NotEnoughMemoryForKV",
@@ -24,6 +24,11 @@ def pod(name: str = "chat-1", template: str = "new", *, conditions: list[Any] | 
 
 def with_server(name: str = "chat-1", *, ready: bool = False, template: str = "new", **states: Any) -> Manifest:
     return pod(name, template, containerStatuses=[{"name": "server", "ready": ready, **states}])
+
+
+def with_init(name: str, *, ready: bool = False, **states: Any) -> Manifest:
+    server = {"name": "server", "ready": False, "state": {"waiting": {"reason": "PodInitializing"}}}
+    return pod(initContainerStatuses=[{"name": name, "ready": ready, **states}], containerStatuses=[server])
 
 
 def ended(message: str, code: int = 14, reason: str = "Error") -> dict[str, Any]:
@@ -58,8 +63,41 @@ def ended(message: str, code: int = 14, reason: str = "Error") -> dict[str, Any]
         ),
         ({"lastState": ended("[1, 2]", 1)}, "Crashed", None),
         ({"lastState": ended('{"code": 5, "message": "x"}', 1)}, "Crashed", None),
-        ({"lastState": ended('{"code": "no spaces allowed", "message": "x"}', 1)}, "Crashed", None),
-        ({"lastState": {"terminated": {"exitCode": 137, "reason": "Error"}}}, "Crashed", None),
+        # The runtime of another version, with a code that this operator does not know.
+        (
+            {"lastState": ended('{"code": "NewCause", "message": "x"}', 30)},
+            "Crashed",
+            "NewCause: x [pod chat-1]",
+        ),
+        (
+            {"lastState": {"terminated": {"exitCode": 137, "reason": "Error"}}},
+            "Crashed",
+            (
+                "the server was killed (SIGKILL), perhaps because its node ran out of memory: kubectl describe node "
+                "tells [pod chat-1]"
+            ),
+        ),
+        (
+            {"lastState": ended("", 3)},
+            "Crashed",
+            "the server ended with exit code 3: kubectl logs may tell more [pod chat-1]",
+        ),
+        # Flags of the runtime become the fields that a user can change.
+        (
+            {
+                "lastState": ended(
+                    json.dumps(
+                        {
+                            "code": "NotEnoughMemoryForKV",
+                            "message": "too little",
+                            "hint": "Give --kv-cache-memory 9, --no-enable-prefix-caching or --kv-cache-memory-max=1.",
+                        }
+                    )
+                )
+            },
+            "NotEnoughMemoryForKV",
+            "too little; Give runtime.kvCacheMemory 9, runtime.enablePrefixCaching or --kv-cache-memory-max=1. [pod chat-1]",
+        ),
         (
             {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended("", 0, "Completed")},
             "Crashed",
@@ -77,6 +115,30 @@ def ended(message: str, code: int = 14, reason: str = "Error") -> dict[str, Any]
             "CreateContainerConfigError",
             None,
         ),
+        (
+            {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hf" not found'}}},
+            "SecretNotFound",
+            'secret "hf" not found; the pod starts by itself once it is there, or change spec.runtime.env [pod chat-1]',
+        ),
+        (
+            {
+                "state": {
+                    "waiting": {
+                        "reason": "CreateContainerConfigError",
+                        "message": "couldn't find key token in Secret team/hf",
+                    }
+                }
+            },
+            "SecretNotFound",
+            None,
+        ),
+        (
+            {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'configmap "c" not found'}}},
+            "ConfigMapNotFound",
+            None,
+        ),
+        ({"state": {"waiting": {"reason": "ErrImageNeverPull", "message": "m"}}}, "ImagePullBackOff", None),
+        ({"state": {"waiting": {"reason": "RunContainerError", "message": "m"}}}, "RunContainerError", None),
     ],
 )
 def test_serving_fault(server: dict[str, Any], reason: str, message: str | None) -> None:
@@ -99,6 +161,79 @@ def test_serving_fault(server: dict[str, Any], reason: str, message: str | None)
 )
 def test_serving_fault_of_a_healthy_pod_is_none(one: Manifest) -> None:
     assert serving_fault([one]) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "reason", "message"),
+    [
+        (
+            with_init("plan", state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended(json.dumps(SHORT_OF_MEMORY))),
+            "NotEnoughMemoryForKV",
+            None,
+        ),
+        (with_init("plan", state=ended("", 137, "OOMKilled")), "OOMKilled", None),
+        (with_init("plan", state=ended("no such command", 1)), "Crashed", "the plan ended with exit code 1: no such command"),
+        (with_init("plan", state={"waiting": {"reason": "InvalidImageName", "message": "m"}}), "InvalidImageName", "m"),
+        (with_init("fetch", state=ended("no route", 1)), "InitContainerFailed", "container fetch ended with exit code 1: no route"),
+        # What others write is a text, whatever it looks like.
+        (with_init("fetch", state=ended(json.dumps(SHORT_OF_MEMORY))), "InitContainerFailed", None),
+        (pod(containerStatuses=[{"name": "proxy", "ready": False, "state": ended("x", 1)}]), "Crashed", None),
+    ],
+    ids=["cannot fit", "OOM", "no runtime", "image", "foreign", "foreign JSON", "sidecar"],
+)  # fmt: skip
+def test_serving_fault_of_other_containers(one: Manifest, reason: str, message: str | None) -> None:
+    fault = serving_fault([one])
+    assert fault is not None
+    assert fault.reason == reason
+    assert message is None or fault.message == f"{message} [pod chat-1]"
+
+
+def test_serving_fault_of_init_containers_that_do_their_work_is_none() -> None:
+    assert serving_fault([with_init("plan", state={"running": {}})]) is None
+    assert serving_fault([with_init("plan", ready=True, state=ended("{}", 0, "Completed"))]) is None
+
+
+PLAN = {
+    "weightsBytes": 538060032,
+    "kvBytesPerToken": 46080,
+    "kvTokens": 23296,
+    "maxConcurrency": 2.84375,
+    "numBlocks": 1,
+}
+
+
+def planned(message: str, *, code: int = 0, name: str = "plan") -> Manifest:
+    return with_init(name, ready=True, state=ended(message, code, "Completed"))
+
+
+@pytest.mark.parametrize(
+    ("one", "plan"),
+    [
+        (
+            planned(json.dumps(PLAN)),
+            {"weightsBytes": 538060032, "kvBytesPerToken": 46080, "kvTokens": 23296, "maxConcurrency": 2},
+        ),
+        # Only the GPU can tell how much it has left.
+        (
+            planned(json.dumps(PLAN | {"kvTokens": None, "maxConcurrency": None})),
+            {"weightsBytes": 538060032, "kvBytesPerToken": 46080},
+        ),
+        (planned(json.dumps(PLAN), code=14), None),
+        (planned(json.dumps(PLAN), name="other"), None),
+        (planned("not JSON"), None),
+        (planned("[]"), None),
+        (planned('{"weightsBytes": "many", "kvTokens": -1, "maxConcurrency": NaN, "kvBytesPerToken": 1e999}'), None),
+        (with_init("plan", state={"running": {}}), None),
+        (pod(), None),
+    ],
+    ids=["whole", "GPU", "failed", "another's", "text", "list", "nonsense", "running", "nothing"],
+)
+def test_told_plan(one: Manifest, plan: dict[str, int] | None) -> None:
+    assert told_plan([pod("a"), one], "new") == plan
+
+
+def test_told_plan_of_an_old_template_is_past() -> None:
+    assert told_plan([planned(json.dumps(PLAN))], "newer") is None
 
 
 def test_serving_fault_prefers_the_runtimes_words_and_is_stable() -> None:
@@ -137,6 +272,15 @@ def test_serving_fault_evicted() -> None:
     fault = serving_fault([pod(phase="Failed", reason="Evicted", message="low on ephemeral-storage")])
     assert fault is not None
     assert (fault.reason, fault.message) == ("Evicted", "low on ephemeral-storage [pod chat-1]")
+
+
+def test_serving_fault_of_a_pod_that_the_kubelet_refused() -> None:
+    fault = serving_fault([pod(phase="Failed", reason="UnexpectedAdmissionError", message="no healthy devices")])
+    assert fault is not None
+    assert (fault.reason, fault.message) == (
+        "PodFailed",
+        "UnexpectedAdmissionError: no healthy devices [pod chat-1]",
+    )
 
 
 def test_serving_fault_evicted_pod_that_was_replaced_is_past() -> None:

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from octavo_operator.api.names import CLAIM, DEPLOYMENT, INFERENCE_SERVICE, SERVICE, WATCHED, Manifest
+from octavo_operator.api.names import CLAIM, DEPLOYMENT, EVENT, INFERENCE_SERVICE, SERVICE, WATCHED, Manifest
 from octavo_operator.core.store import Store
-from octavo_operator.errors import Gone, Rejected, Stale, Unavailable
+from octavo_operator.errors import ClusterError, Gone, Rejected, Stale, Unavailable
 from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile import Outcome, Reconciler
 from octavo_operator.testing import FakeCluster, inference_service
@@ -47,6 +47,9 @@ class World:
 
     def ready(self) -> tuple[str, str]:
         return self.condition("Ready")
+
+    def events(self) -> list[tuple[str, str, int]]:
+        return [(one["type"], one["reason"], one["count"]) for one in self.cluster.all(EVENT)]
 
     def condition(self, kind: str) -> tuple[str, str]:
         (service,) = self.cluster.all(INFERENCE_SERVICE)
@@ -313,3 +316,38 @@ async def test_reconcile_outage_at_any_request_heals(world: World, error: Except
             await world.look()
     assert await world.look() == Outcome()
     assert world.ready() == ("False", "Starting")
+
+
+async def test_reconcile_tells_each_change_of_readys_reason_once(world: World) -> None:
+    counts = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1}
+
+    async def ready_pods(count: int) -> None:
+        world.cluster.edit(DEPLOYMENT, KEY, lambda child: child.update(status=counts | {"readyReplicas": count}))
+        await world.look()
+
+    await world.look()
+    assert world.events() == []
+    await ready_pods(1)
+    assert world.events() == [("Normal", "Serving", 1)]
+    await ready_pods(0)
+    await ready_pods(1)
+    story = [("Normal", "Serving", 2), ("Normal", "Starting", 1)]
+    assert world.events() == story
+    # Nothing is said again, by this operator or by one that starts anew.
+    await world.look()
+    world.reconciler = world.start()
+    await world.look()
+    await world.look()
+    assert world.events() == story
+
+
+@pytest.mark.parametrize(
+    "error", [Rejected("events is forbidden", status=403), Unavailable("503"), Stale("409"), Gone("namespace")]
+)
+async def test_reconcile_does_not_depend_on_events(world: World, error: ClusterError) -> None:
+    world.cluster.delete(CLAIM, ("default", "models"))
+    world.cluster.fail_on("record", EVENT, error)
+    outcome = await world.look()
+    assert not outcome.failed
+    assert world.ready() == ("False", "ClaimNotFound")
+    assert world.events() == []

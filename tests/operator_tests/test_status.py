@@ -3,11 +3,12 @@ from typing import Any
 
 import pytest
 
+from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import DEPLOYMENT, SERVICE, TEMPLATE_LABEL, Manifest
 from octavo_operator.api.service import InferenceService
+from octavo_operator.core.containers import Cause
 from octavo_operator.core.desired import desired_children
 from octavo_operator.core.observed import ClaimPhase, Observed
-from octavo_operator.core.pods import Cause
 from octavo_operator.core.status import desired_status, invalid_status, is_written
 from octavo_operator.testing import inference_service
 
@@ -203,7 +204,7 @@ def test_desired_status_of_pods(
 
 
 def test_desired_status_refused_child_is_told_first() -> None:
-    problem = Cause("ApplyRejected", "Deployment chat: no")
+    problem = Cause(Reason.APPLY_REJECTED, "Deployment chat: no")
     found = verdicts(problems=(problem,), pods=(pod(containerStatuses=CRASHED),), claim=ClaimPhase.MISSING)
     assert found["Ready"] == found["Progressing"] == ("False", "ApplyRejected")
 
@@ -278,6 +279,6 @@ def test_invalid_status_keeps_what_was_known() -> None:
 
 
 def test_desired_status_message_is_bounded() -> None:
-    status = computed(service(), problems=(Cause("ApplyRejected", "x" * 100_000),))
+    status = computed(service(), problems=(Cause(Reason.APPLY_REJECTED, "x" * 100_000),))
     assert len(status["conditions"][0]["message"]) == 2048
     assert status["conditions"][0]["observedGeneration"] == 3

@@ -35,4 +35,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, get, patch]
 {{- end }}

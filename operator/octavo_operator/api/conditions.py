@@ -1,7 +1,7 @@
-"""Types and reasons of the conditions in an InferenceService's status.
+"""Types and reasons of the conditions in an InferenceService's status: closed lists.
 
-Beside these, Ready takes the `code` of the runtime's termination message as its reason (docs/contract.md), and the
-kubelet's own reasons for a container that cannot start (ImagePullBackOff, CreateContainerConfigError, …).
+Whatever the scheduler, the kubelet and the runtime say becomes one of these reasons, with their words in the message.
+docs/api.md tells what to do about each; tests/contract_tests hold the two together.
 """
 
 from enum import StrEnum
@@ -21,7 +21,7 @@ class ConditionType(StrEnum):
 class Reason(StrEnum):
     """Why a condition has its status."""
 
-    # Ready
+    # Ready: the operator's own findings
     SERVING = "Serving"
     STOPPED = "Stopped"
     SPEC_INVALID = "SpecInvalid"
@@ -29,9 +29,33 @@ class Reason(StrEnum):
     APPLY_REJECTED = "ApplyRejected"
     CONTESTED = "Contested"
     PODS_REFUSED = "PodsRefused"
+
+    # Ready: what the kubelet says of a pod
+    IMAGE_PULL_BACK_OFF = "ImagePullBackOff"
+    INVALID_IMAGE_NAME = "InvalidImageName"
+    SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105 not a password
+    CONFIG_MAP_NOT_FOUND = "ConfigMapNotFound"
+    CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError"
+    CREATE_CONTAINER_ERROR = "CreateContainerError"
+    RUN_CONTAINER_ERROR = "RunContainerError"
+    INIT_CONTAINER_FAILED = "InitContainerFailed"
     OOM_KILLED = "OOMKilled"
     CRASHED = "Crashed"
     EVICTED = "Evicted"
+    POD_FAILED = "PodFailed"
+
+    # Ready: codes of the runtime's termination message
+    INTERNAL_ERROR = "InternalError"
+    BAD_FLAGS = "BadFlags"
+    MODEL_NOT_FOUND = "ModelNotFound"
+    BAD_WEIGHTS = "BadWeights"
+    UNSUPPORTED_MODEL = "UnsupportedModel"
+    NOT_ENOUGH_MEMORY_FOR_WEIGHTS = "NotEnoughMemoryForWeights"
+    NOT_ENOUGH_MEMORY_FOR_KV = "NotEnoughMemoryForKV"
+    DEVICE_UNAVAILABLE = "DeviceUnavailable"
+    DEVICE_LOST = "DeviceLost"
+    ENGINE_DIED = "EngineDied"
+    CANNOT_LISTEN = "CannotListen"
 
     # Progressing
     STARTING = "Starting"

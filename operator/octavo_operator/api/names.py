@@ -6,6 +6,7 @@ from typing import Any
 __all__ = [
     "CLAIM",
     "DEPLOYMENT",
+    "EVENT",
     "INFERENCE_SERVICE",
     "MANAGED_BY",
     "MANAGED_SELECTOR",
@@ -53,6 +54,7 @@ DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 SERVICE = Kind("v1", "Service", "services")
 POD = Kind("v1", "Pod", "pods")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+EVENT = Kind("v1", "Event", "events")
 
 WATCHED = (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD)
 

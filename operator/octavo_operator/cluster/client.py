@@ -13,7 +13,7 @@ import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from octavo_operator.api.names import INFERENCE_SERVICE, MANAGED_SELECTOR, Kind, Manifest
+from octavo_operator.api.names import EVENT, INFERENCE_SERVICE, MANAGED_SELECTOR, OPERATOR, Kind, Manifest
 from octavo_operator.cluster.port import Listing
 from octavo_operator.errors import ClusterError, Gone, Rejected, SettingsError, Stale, Unavailable
 
@@ -122,6 +122,18 @@ class KubernetesClient:
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """See ClusterPort."""
         return await self._apply(manifest, manager, "/status")
+
+    async def record(self, event: Manifest) -> None:
+        """See ClusterPort."""
+        namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
+        query = [("fieldManager", OPERATOR)]
+        try:
+            await self._call("POST", _path(EVENT, namespace), query=query, body=event, media="application/json")
+        except Stale:
+            present = await self.get(EVENT, namespace, name)
+            count = present.get("count", 1) if present is not None else 0
+            news = {"message": event["message"], "lastTimestamp": event["lastTimestamp"], "count": count + 1}
+            await self.merge(EVENT, namespace, name, news, manager=OPERATOR)
 
     async def _apply(self, manifest: Manifest, manager: str, subresource: str) -> Manifest:
         kind = Kind(manifest["apiVersion"], manifest["kind"], KINDS_BY_NAME[manifest["kind"]])

@@ -46,6 +46,9 @@ class ClusterPort(Protocol):
             The object as it is now.
         """
 
+    async def record(self, event: Manifest) -> None:
+        """Creates an Event; when one of its name exists, counts that one up and gives it this message and time."""
+
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Server-side apply of an InferenceService's status; what the manager wrote before and leaves out goes.
 

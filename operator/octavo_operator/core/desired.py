@@ -5,6 +5,7 @@ keys and arguments is fixed, so that nothing is rolled out twice. Values are wri
 them where it is easy; where a user's value may be rewritten (quantities), plan.py copes.
 """
 
+import copy
 from typing import Any
 
 from octavo_operator.api.names import (
@@ -21,7 +22,23 @@ from octavo_operator.api.names import (
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.digest import digest
 
-__all__ = ["PORT", "desired_children", "is_gpu", "serve_arguments", "service_url"]
+__all__ = [
+    "FIELDS",
+    "PLAN",
+    "PORT",
+    "SERVER",
+    "desired_children",
+    "is_gpu",
+    "plan_arguments",
+    "serve_arguments",
+    "service_url",
+]
+
+SERVER = "server"
+"""Name of the container that serves."""
+
+PLAN = "plan"
+"""Name of the init container that says what the model needs, before a weight is read."""
 
 PORT = 8000
 """The port that the server listens on inside its pod."""
@@ -37,6 +54,43 @@ START_SECONDS = 1800
 
 START_PERIOD_SECONDS = 2
 USER = 65532
+
+FIELDS = {
+    "served-model-name": "model.servedName",
+    "device": "runtime.device",
+    "dtype": "runtime.dtype",
+    "kv-cache-dtype": "runtime.kvCacheDtype",
+    "max-model-len": "runtime.maxModelLen",
+    "max-num-seqs": "runtime.maxNumSeqs",
+    "max-num-batched-tokens": "runtime.maxNumBatchedTokens",
+    "block-size": "runtime.blockSize",
+    "gpu-memory-utilization": "runtime.gpuMemoryUtilization",
+    "kv-cache-memory": "runtime.kvCacheMemory",
+    "swap-space": "runtime.swapSpace",
+    "scheduling-policy": "runtime.schedulingPolicy",
+    "enable-prefix-caching": "runtime.enablePrefixCaching",
+    "shutdown-timeout": "rollout.drainSeconds",
+}
+"""The field of the spec behind each flag of the runtime."""
+
+PLAN_FLAGS = (
+    "device",
+    "dtype",
+    "kv-cache-dtype",
+    "max-model-len",
+    "max-num-batched-tokens",
+    "block-size",
+    "gpu-memory-utilization",
+    "kv-cache-memory",
+    "swap-space",
+)
+"""The flags of `octavo serve` that decide what fits: those that `octavo plan` has too."""
+
+PLAN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+"""What the plan is given of the server's resources, so that a quota and the pod's quality of service are satisfied. It
+adds nothing to the pod's request, since it has ended when the server starts."""
+
+TERMINATION_LOG = "/dev/termination-log"
 
 GPU_PREFIXES = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/")
 
@@ -63,7 +117,22 @@ def service_url(service: InferenceService) -> str:
 
 
 def serve_arguments(service: InferenceService) -> list[str]:
-    """The arguments of `octavo`: docs/contract.md has the table that they follow."""
+    """The arguments of `octavo` in the server: docs/contract.md has the table that they follow."""
+    runtime = service.spec.runtime
+    arguments = ["serve", service.model_path]
+    arguments += [f"--{flag}={value}" for flag, value in _flags(service).items()]
+    if runtime.enable_prefix_caching is not None:
+        arguments.append("--enable-prefix-caching" if runtime.enable_prefix_caching else "--no-enable-prefix-caching")
+    return arguments + list(runtime.extra_args)
+
+
+def plan_arguments(service: InferenceService) -> list[str]:
+    """The arguments of `octavo` in the init container that plans."""
+    flags = [f"--{flag}={value}" for flag, value in _flags(service).items() if flag in PLAN_FLAGS]
+    return ["plan", service.model_path, "--json", f"--termination-log={TERMINATION_LOG}", *flags]
+
+
+def _flags(service: InferenceService) -> dict[str, object]:
     runtime = service.spec.runtime
     device = runtime.device
     if device in {None, "auto"} and _has_gpu(service):
@@ -85,11 +154,7 @@ def serve_arguments(service: InferenceService) -> list[str]:
         "port": PORT,
         "shutdown-timeout": service.spec.rollout.drain_seconds,
     }
-    arguments = ["serve", service.model_path]
-    arguments += [f"--{flag}={value}" for flag, value in flags.items() if value is not None]
-    if runtime.enable_prefix_caching is not None:
-        arguments.append("--enable-prefix-caching" if runtime.enable_prefix_caching else "--no-enable-prefix-caching")
-    return arguments + list(runtime.extra_args)
+    return {flag: value for flag, value in flags.items() if value is not None}
 
 
 def _has_gpu(service: InferenceService) -> bool:
@@ -171,6 +236,7 @@ def _pod_template(service: InferenceService, runtime_image: str) -> Manifest:
             **(extra.spec.security_context or {}),
         },
         "terminationGracePeriodSeconds": service.spec.rollout.drain_seconds + STOP_MARGIN_SECONDS,
+        "initContainers": [_plan(service, runtime_image)],
         "containers": [_server(service, runtime_image)],
         "volumes": _volumes(service),
     }
@@ -189,23 +255,20 @@ def _volumes(service: InferenceService) -> list[Manifest]:
     return volumes + [dict(volume) for volume in service.spec.pod_template.spec.volumes or ()]
 
 
+def _plan(service: InferenceService, runtime_image: str) -> Manifest:
+    container = _container(service, runtime_image, PLAN, plan_arguments(service))
+    given = service.spec.resources.model_dump(mode="json", exclude_defaults=True)
+    resources = {
+        kind: kept
+        for kind, amounts in given.items()
+        if (kept := {name: amount for name, amount in amounts.items() if name in PLAN_RESOURCES})
+    }
+    return container | ({"resources": resources} if resources else {})
+
+
 def _server(service: InferenceService, runtime_image: str) -> Manifest:
-    runtime = service.spec.runtime
-    mounts: list[Manifest] = []
-    if service.claim:
-        mounts.append({"name": "model", "mountPath": f"/models/{service.claim}", "readOnly": True})
-    mounts += [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 the pod's own emptyDir
-    mounts += [dict(mount) for mount in runtime.volume_mounts]
-    env = [dict(variable) for variable in runtime.env]
-    if not any(variable["name"] == "HOME" for variable in env):
-        # The user has no entry in /etc/passwd and the root file system is read-only: caches need a home.
-        env.append({"name": "HOME", "value": "/tmp"})  # noqa: S108 the pod's own emptyDir
-    container: Manifest = {
-        "name": "server",
-        "image": runtime.image or runtime_image,
-        "command": ["octavo"],
-        "args": serve_arguments(service),
-        "env": env,
+    container = _container(service, runtime_image, SERVER, serve_arguments(service))
+    container |= {
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
         # A model loads for as long as it takes; only then do the other probes count. A busy server answers late, so
@@ -213,19 +276,41 @@ def _server(service: InferenceService, runtime_image: str) -> Manifest:
         "startupProbe": _probe("/readyz", START_PERIOD_SECONDS, START_SECONDS // START_PERIOD_SECONDS),
         "readinessProbe": _probe("/readyz", 2, 3),
         "livenessProbe": _probe("/livez", 10, 6),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
-        "terminationMessagePath": "/dev/termination-log",
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": mounts,
     }
     resources = service.spec.resources.model_dump(mode="json", exclude_defaults=True)
     if resources:
         container["resources"] = resources
     return container
+
+
+def _container(service: InferenceService, runtime_image: str, name: str, arguments: list[str]) -> Manifest:
+    """What both containers of the runtime share: what one of them can read, the other can too."""
+    runtime = service.spec.runtime
+    mounts: list[Manifest] = []
+    if service.claim:
+        mounts.append({"name": "model", "mountPath": f"/models/{service.claim}", "readOnly": True})
+    mounts += [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 the pod's own emptyDir
+    mounts += copy.deepcopy(runtime.volume_mounts)
+    env = copy.deepcopy(list(runtime.env))
+    if not any(variable["name"] == "HOME" for variable in env):
+        # The user has no entry in /etc/passwd and the root file system is read-only: caches need a home.
+        env.append({"name": "HOME", "value": "/tmp"})  # noqa: S108 the pod's own emptyDir
+    return {
+        "name": name,
+        "image": runtime.image or runtime_image,
+        "command": ["octavo"],
+        "args": arguments,
+        "env": env,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "terminationMessagePath": TERMINATION_LOG,
+        # Only where the runtime left no message of its own, for an image that has no runtime, say.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
 
 
 def _probe(path: str, period: int, failures: int) -> Manifest:

@@ -13,14 +13,15 @@ from datetime import UTC, datetime
 from octavo_operator.api.conditions import ConditionType, Reason
 from octavo_operator.api.names import DEPLOYMENT, OWNER_LABEL, SERVICE, TEMPLATE_LABEL, Kind, Manifest
 from octavo_operator.api.service import InferenceService
+from octavo_operator.core.containers import Cause
 from octavo_operator.core.desired import service_url
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import is_ours
-from octavo_operator.core.pods import Cause, current_pods, placement_fault, serving_fault
+from octavo_operator.core.pods import current_pods, placement_fault, serving_fault, told_plan
 
 __all__ = ["desired_status", "invalid_status", "is_written"]
 
-FIELDS = ("observedGeneration", "replicas", "readyReplicas", "updatedReplicas", "selector", "url")
+FIELDS = ("observedGeneration", "replicas", "readyReplicas", "updatedReplicas", "selector", "url", "plan")
 """The fields of the status beside the conditions."""
 
 MESSAGE_LIMIT = 2048
@@ -54,8 +55,9 @@ def desired_status(
     """
     deployment = _own(observed, DEPLOYMENT)
     counts = deployment.get("status", {}) if deployment else {}
-    template = next(child["spec"]["template"] for child in desired if child["kind"] == DEPLOYMENT.kind)
-    pods = current_pods(observed.pods, template["metadata"]["labels"][TEMPLATE_LABEL])
+    pod = next(child["spec"]["template"] for child in desired if child["kind"] == DEPLOYMENT.kind)
+    template = pod["metadata"]["labels"][TEMPLATE_LABEL]
+    pods = current_pods(observed.pods, template)
     model = _model(service, claim)
     scheduled = _scheduled(service, pods)
     progressing = _progressing(service, deployment)
@@ -82,6 +84,9 @@ def desired_status(
     }
     if _own(observed, SERVICE):
         status["url"] = service_url(service)
+    plan = told_plan(pods, template)
+    if plan is not None:
+        status["plan"] = plan
     return status
 
 
@@ -151,14 +156,16 @@ def _scheduled(service: InferenceService, pods: Sequence[Manifest]) -> _Verdict:
         return _Verdict("False", fault)
     if not pods:
         return _Verdict("Unknown", Cause(Reason.NO_PODS, "there are no pods"))
-    waiting = [pod for pod in pods if not _has_condition(pod, "PodScheduled")]
-    if waiting:
+    if not all(_is_placed(pod) for pod in pods):
         return _Verdict("Unknown", Cause(Reason.UNKNOWN, "the scheduler has not looked at every pod yet"))
     return _Verdict("True", Cause(Reason.PLACED, "every pod has a node"))
 
 
-def _has_condition(pod: Manifest, kind: str) -> bool:
-    return any(condition["type"] == kind for condition in pod["status"].get("conditions", ()))
+def _is_placed(pod: Manifest) -> bool:
+    return any(
+        condition["type"] == "PodScheduled" and condition["status"] == "True"
+        for condition in pod["status"].get("conditions", ())
+    )
 
 
 def _progressing(service: InferenceService, deployment: Manifest | None) -> _Verdict:

@@ -1,0 +1,75 @@
+"""Kubernetes Events: one for each change of Ready's reason, so that `kubectl describe` tells the story.
+
+Invariants:
+- An event follows from the status that is stored and the one that replaces it, and from nothing else. An operator that
+  starts anew finds both equal, and says nothing again.
+- An object has at most one Event per reason of the closed list; a reason that comes back is counted up. The API server
+  drops an Event an hour after its last count.
+- A new object that only starts is no news: a thousand of them make no events.
+"""
+
+from datetime import UTC, datetime
+
+from octavo_operator.api.conditions import ConditionType, Reason
+from octavo_operator.api.names import EVENT, INFERENCE_SERVICE, OPERATOR, Manifest
+from octavo_operator.core.digest import digest
+
+__all__ = ["ready_event"]
+
+NORMAL = frozenset(
+    {
+        Reason.SERVING,
+        Reason.STOPPED,
+        Reason.STARTING,
+        Reason.ROLLING_OUT,
+        Reason.SCALING_DOWN,
+        Reason.CLAIM_PENDING,
+    }
+)
+"""Reasons of Ready that ask nobody to do anything; all others are warnings."""
+
+MESSAGE_LIMIT = 1024
+"""Characters of an Event's message that the API server takes."""
+
+
+def ready_event(manifest: Manifest, status: Manifest, now: datetime) -> Manifest | None:
+    """The Event that a new status is worth; None when Ready has the reason that it had.
+
+    Args:
+        manifest: the InferenceService with the status that is stored.
+        status: the status that replaces it.
+        now: the time.
+    """
+    before, after = _ready(manifest.get("status", {})), _ready(status)
+    if after is None or (before is not None and before["reason"] == after["reason"]):
+        return None
+    kind = "Normal" if after["reason"] in NORMAL else "Warning"
+    if before is None and kind == "Normal":
+        return None
+    metadata, moment = manifest["metadata"], now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.kind,
+        "metadata": {
+            "namespace": metadata["namespace"],
+            "name": f"{metadata['name']}.{digest([metadata['uid'], after['reason']])}",
+        },
+        "involvedObject": {
+            "apiVersion": INFERENCE_SERVICE.api_version,
+            "kind": INFERENCE_SERVICE.kind,
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+        "type": kind,
+        "reason": after["reason"],
+        "message": after["message"][:MESSAGE_LIMIT],
+        "source": {"component": OPERATOR},
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
+        "count": 1,
+    }
+
+
+def _ready(status: Manifest) -> Manifest | None:
+    return next((one for one in status.get("conditions", ()) if one["type"] == ConditionType.READY), None)

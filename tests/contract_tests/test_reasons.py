@@ -1,0 +1,40 @@
+"""The closed lists that operator, runtime and pages share: reasons, codes, flags."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from octavo_operator.api.conditions import Reason
+from octavo_operator.core.containers import CODES
+from octavo_operator.core.desired import FIELDS, PLAN_FLAGS
+from octavo_runtime import errors
+from octavo_runtime.cli.plan import plan
+from octavo_runtime.cli.serve import serve
+
+REPOSITORY = Path(__file__).parents[2]
+CONTRACT = (REPOSITORY / "docs" / "contract.md").read_text()
+API = (REPOSITORY / "docs" / "api.md").read_text()
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_reason_is_documented(reason: Reason) -> None:
+    assert f"`{reason}`" in API[API.index("## Status") :]
+
+
+def test_codes_are_those_of_the_runtime_and_of_the_contract() -> None:
+    raised = {error.__name__ for error in errors.StartError.__subclasses__()}
+    table = CONTRACT[CONTRACT.index("| exit | code |") :]
+    assert set(re.findall(r"^\| \d+ \| `(\w+)`", table, re.MULTILINE)) == raised == {*CODES}
+
+
+def test_fields_of_the_flags_are_those_of_the_contract() -> None:
+    rows = re.findall(r"^\| `([a-zA-Z.]+)` \| `--([-a-z]+)`", CONTRACT, re.MULTILINE)
+    assert {flag: field for field, flag in rows} == FIELDS
+
+
+def test_plan_has_each_flag_that_the_operator_gives_it() -> None:
+    """Each flag of the spec that both commands have, so that they size the memory alike."""
+    offered, serving = ({flag for one in command.params for flag in one.opts} for command in (plan, serve))
+    assert {f"--{flag}" for flag in PLAN_FLAGS} == offered & serving & {f"--{flag}" for flag in FIELDS}
+    assert "--termination-log" in offered
