@@ -205,6 +205,18 @@ def test_secret_missing_is_named_then_created(kubectl: Kubectl) -> None:
     assert counts(kubectl)["SecretNotFound"] == 1
 
 
+def test_secret_missing_from_a_volume_is_named_then_created(kubectl: Kubectl) -> None:
+    """The kubelet says so in an Event of the pod alone."""
+    manifest = service()
+    volume = {"name": "keys", "secret": {"secretName": "keys"}}
+    manifest["spec"]["podTemplate"]["spec"]["volumes"].append(volume)
+    manifest["spec"]["runtime"]["volumeMounts"].append({"name": "keys", "mountPath": "/keys"})
+    kubectl.apply(manifest)
+    assert "secret keys" in told(kubectl, "VolumesOrNetworkNotReady")["message"]
+    kubectl("create", "secret", "generic", "keys", "--from-literal=t=x")
+    told(kubectl, "Serving", START)  # the kubelet tries again after up to two minutes
+
+
 def test_image_and_claim_missing_are_named(kubectl: Kubectl) -> None:
     kubectl.apply(service(model={"uri": "pvc://nobody/model"}))
     assert "PersistentVolumeClaim" in told(kubectl, "ClaimNotFound")["message"]

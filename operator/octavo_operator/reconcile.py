@@ -26,6 +26,7 @@ from octavo_operator.core.digest import digest
 from octavo_operator.core.events import ready_event
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
+from octavo_operator.core.setup import seconds_until_overdue
 from octavo_operator.core.status import desired_status, invalid_status, is_written
 from octavo_operator.core.store import Store
 from octavo_operator.errors import ClusterError, Gone, Rejected, SpecInvalid
@@ -125,9 +126,13 @@ class Reconciler:
         status = desired_status(service, present, desired=desired, problems=problems, claim=claim, now=self._now())
         await self._write_status(present, status)
         is_taken = any(problem.reason is Reason.NAME_TAKEN for problem in problems)
+        dues = (
+            self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
+            seconds_until_overdue(present.pods, self._now()),
+        )
         return Outcome(
             failed=any(problem.reason is not Reason.NAME_TAKEN for problem in problems),
-            look_again_after=self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
+            look_again_after=min((due for due in dues if due is not None), default=None),
         )
 
     async def _apply(self, desired: tuple[Manifest, ...], observed: Observed, memory: _Memory) -> list[Cause]:

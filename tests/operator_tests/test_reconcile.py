@@ -351,3 +351,17 @@ async def test_reconcile_does_not_depend_on_events(world: World, error: ClusterE
     assert not outcome.failed
     assert world.ready() == ("False", "ClaimNotFound")
     assert world.events() == []
+
+
+async def test_reconcile_looks_again_when_a_pod_has_been_set_up_for_too_long(world: World) -> None:
+    await world.look()
+    template = world.cluster.all(DEPLOYMENT)[0]["spec"]["template"]["metadata"]["labels"]
+    waits = {"type": "PodReadyToStartContainers", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    metadata = {"name": "chat-1", "namespace": "default", "labels": dict(template)}
+    status = {"phase": "Pending", "conditions": [waits]}
+    world.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
+    assert (await world.look()).look_again_after == 30
+    assert world.ready() == ("False", "Starting")
+    world.seconds = 30
+    assert (await world.look()).look_again_after is None
+    assert world.ready() == ("False", "VolumesOrNetworkNotReady")

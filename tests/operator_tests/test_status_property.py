@@ -59,8 +59,9 @@ containers = st.lists(
 conditions = st.lists(
     sometimes(
         {
-            "type": st.sampled_from(["PodScheduled", "Ready", "ContainersReady"]),
+            "type": st.sampled_from(["PodScheduled", "Ready", "ContainersReady", "PodReadyToStartContainers"]),
             "status": st.sampled_from(["True", "False", "Unknown"]),
+            "lastTransitionTime": st.sampled_from(["2025-12-31T23:59:59Z", "2025-01-01T00:00:00Z"]),
         },
         message=words,
     ),

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError"
     CREATE_CONTAINER_ERROR = "CreateContainerError"
     RUN_CONTAINER_ERROR = "RunContainerError"
+    VOLUMES_OR_NETWORK_NOT_READY = "VolumesOrNetworkNotReady"
     INIT_CONTAINER_FAILED = "InitContainerFailed"
     OOM_KILLED = "OOMKilled"
     CRASHED = "Crashed"

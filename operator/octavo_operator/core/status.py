@@ -18,6 +18,7 @@ from octavo_operator.core.desired import service_url
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import is_ours
 from octavo_operator.core.pods import current_pods, placement_fault, serving_fault, told_plan
+from octavo_operator.core.setup import setup_fault
 
 __all__ = ["desired_status", "invalid_status", "is_written"]
 
@@ -61,7 +62,7 @@ def desired_status(
     model = _model(service, claim)
     scheduled = _scheduled(service, pods)
     progressing = _progressing(service, deployment)
-    failure = _failure(problems, deployment, pods)
+    failure = _failure(problems, deployment, pods) or setup_fault(pods, pod["spec"]["volumes"], now)
     if failure is not None and problems:
         progressing = _Verdict("False", failure)
     ready = _ready(service, deployment, failure, model, scheduled, progressing)
