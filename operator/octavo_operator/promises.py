@@ -6,7 +6,7 @@ The unit tests hold FakeCluster to them and the e2e stories a real API server, s
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from octavo_operator.api.names import DEPLOYMENT, EVENT, MANAGED_BY, OPERATOR, SERVICE, Kind, Manifest, key_of
+from octavo_operator.api.names import DEPLOYMENT, EVENT, MANAGED_BY, OPERATOR, REVISION, SERVICE, Kind, Manifest, key_of
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 from octavo_operator.testing import inference_service
@@ -129,6 +129,20 @@ async def _events_are_counted(port: ClusterPort, namespace: str) -> None:
     await _raises(Gone, port.record(event | {"metadata": {"namespace": f"{namespace}-nowhere", "name": "one.1"}}))
 
 
+async def _removes_that_very_object(port: ClusterPort, namespace: str) -> None:
+    manifest = _child(REVISION, namespace) | {"data": {"b": "<&>é", "a": [1]}, "revision": 3}
+    del manifest["spec"]
+    first = await port.apply(manifest, manager="one")
+    assert (first["data"], first["revision"]) == (manifest["data"], 3)
+    # Data are immutable and compared by their bytes: what someone else changes must still be possible.
+    labelled = await port.merge(REVISION, namespace, "one", {"metadata": {"labels": {"b": "2"}}}, manager="two")
+    assert labelled["data"] == manifest["data"]
+    stray = {"metadata": first["metadata"] | {"uid": "c0ffee00-0000-4000-8000-000000000000"}}
+    await _raises(Stale, port.remove(REVISION, stray))
+    await port.remove(REVISION, first)
+    await _raises(Gone, port.remove(REVISION, first))
+
+
 def _condition(kind: str) -> Manifest:
     moment = "2026-01-01T00:00:00Z"
     return {"type": kind, "status": "True", "reason": "Ok", "message": "ok", "lastTransitionTime": moment}
@@ -149,6 +163,7 @@ PROMISES: dict[str, Callable[[ClusterPort, str], Awaitable[None]]] = {
     "missing is none": _missing_is_none,
     "lists what is labelled": _lists_what_is_labelled,
     "renumbered port needs merge": _renumbered_port_needs_merge,
+    "removes that very object": _removes_that_very_object,
     "status is apart": _status_is_apart,
     "quantities are rewritten": _quantities_are_rewritten,
     "events are counted": _events_are_counted,

@@ -3,17 +3,22 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import (
     CLAIM,
+    DEPLOYMENT,
     EVENT,
     INFERENCE_SERVICE,
     OPERATOR,
+    REVISION,
     SERVICE,
     STATUS_MANAGER,
+    TEMPLATE_LABEL,
     Key,
     Kind,
     Manifest,
@@ -21,13 +26,15 @@ from octavo_operator.api.names import (
 from octavo_operator.api.service import InferenceService
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.containers import Cause
-from octavo_operator.core.desired import desired_children
+from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.digest import digest
 from octavo_operator.core.events import ready_event
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
+from octavo_operator.core.revision import Pinned, pin
+from octavo_operator.core.rollout import Stall, Step, next_step, replicas_of, surge_of
 from octavo_operator.core.setup import seconds_until_overdue
-from octavo_operator.core.status import desired_status, invalid_status, is_written
+from octavo_operator.core.status import desired_status, invalid_status, is_written, refuses_pods
 from octavo_operator.core.store import Store
 from octavo_operator.errors import ClusterError, Gone, Rejected, SpecInvalid
 from octavo_operator.metrics import Metrics
@@ -70,6 +77,7 @@ class _Memory:
     repairs: dict[Kind, deque[float]] = field(default_factory=dict)
     claim: tuple[str, ClaimPhase, float] | None = None
     waiting_since: float | None = None
+    stall: Stall | None = None
 
 
 class Reconciler:
@@ -88,7 +96,7 @@ class Reconciler:
         self._port = port
         self._store = store
         self._metrics = metrics
-        self._runtime_image = runtime_image
+        self._render = partial(pod_template, runtime_image=runtime_image)
         self._now = now
         self._monotonic = monotonic
         self._memories: dict[Key, _Memory] = {}
@@ -118,22 +126,63 @@ class Reconciler:
             await self._write_status(observed, invalid_status(observed.service, str(error), self._now()))
             return Outcome()
         claim = await self._claim_phase(service, memory)
-        desired = desired_children(service, runtime_image=self._runtime_image)
-        problems = await self._apply(desired, observed, memory)
+        pinned = pin(service, observed, self._render)
+        step = self._step(service, pinned.template, observed, memory)
+        desired = desired_children(service, pinned.template, step)
+        problems = await self._pin(pinned)
+        problems += await self._apply(desired, observed, memory)
         present = self._store.observe(key)
         if present is None or present.service["metadata"]["uid"] != service.uid:
             return Outcome()
-        status = desired_status(service, present, desired=desired, problems=problems, claim=claim, now=self._now())
+        status = desired_status(
+            service, present, desired=desired, problems=problems, pending=pinned.pending, claim=claim, now=self._now()
+        )
         await self._write_status(present, status)
         is_taken = any(problem.reason is Reason.NAME_TAKEN for problem in problems)
         dues = (
             self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
             seconds_until_overdue(present.pods, self._now()),
+            step.look_again_after,
         )
         return Outcome(
             failed=any(problem.reason is not Reason.NAME_TAKEN for problem in problems),
             look_again_after=min((due for due in dues if due is not None), default=None),
         )
+
+    def _step(self, service: InferenceService, template: Manifest, observed: Observed, memory: _Memory) -> Step:
+        """Where a rollout of type Auto is."""
+        if service.spec.rollout.type != "Auto":
+            return Step()
+        now = self._now()
+        deployment = observed.children.get(DEPLOYMENT)
+        step = next_step(
+            service.spec.replicas,
+            replicas_of(observed.pods, template["metadata"]["labels"][TEMPLATE_LABEL], now),
+            refused=refuses_pods(deployment) is not None,
+            current=surge_of(deployment),
+            stall=memory.stall,
+            now=now.timestamp(),
+        )
+        memory.stall = step.stall
+        return step
+
+    async def _pin(self, pinned: Pinned) -> list[Cause]:
+        """Creates the revision of the template that is applied next, and deletes those that nobody needs any more."""
+        if pinned.create is not None:
+            name = pinned.create["metadata"]["name"]
+            try:
+                answer = await self._port.apply(pinned.create, manager=OPERATOR)
+            except Rejected as error:
+                # The service comes first: what is not pinned now is pinned by the next look, unless there is an upgrade.
+                logger.warning("%s %s was refused: %s", REVISION.kind, name, error)
+                return [Cause(Reason.APPLY_REJECTED, f"{REVISION.kind} {name}: {error}")]
+            self._metrics.writes.labels(REVISION.kind).inc()
+            self._store.upsert(REVISION, answer)
+        for manifest in pinned.obsolete:
+            with suppress(Gone):
+                await self._port.remove(REVISION, manifest)
+            self._metrics.writes.labels(REVISION.kind).inc()
+        return []
 
     async def _apply(self, desired: tuple[Manifest, ...], observed: Observed, memory: _Memory) -> list[Cause]:
         """Carries out the plan; one child's refusal does not keep the others back."""

@@ -19,6 +19,7 @@ from octavo_operator.api.names import (
     MANAGED_BY,
     OPERATOR,
     POD,
+    REVISION,
     SERVICE,
     Key,
     Kind,
@@ -30,7 +31,7 @@ from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 
 __all__ = ["FakeCluster", "inference_service"]
 
-KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, CLAIM, EVENT)}
+KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, CLAIM, EVENT, REVISION)}
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
     "conditions": ("type",),
@@ -51,7 +52,7 @@ def inference_service(name: str = "chat", namespace: str = "default", **spec: An
     defaults = {
         "replicas": 1,
         "parallelism": {"tensor": 1, "nodes": 1},
-        "rollout": {"type": "RollingUpdate", "drainSeconds": 120} | given.pop("rollout", {}),
+        "rollout": {"type": "Auto", "drainSeconds": 120} | given.pop("rollout", {}),
         "service": {"type": "ClusterIP", "port": 80} | given.pop("service", {}),
     }
     return {
@@ -151,6 +152,16 @@ class FakeCluster:
             _check_port_names(merged)
         self._applied[kind, key][manager] = sent
         return copy.deepcopy(self._store(kind, key, merged))
+
+    async def remove(self, kind: Kind, manifest: Manifest) -> None:
+        """See ClusterPort."""
+        self._raise_fault("remove", kind)
+        self.writes += 1
+        key = key_of(manifest)
+        if key not in self._objects[kind]:
+            raise Gone(f'{kind.plural} "{key[1]}" not found')
+        self._check_uid(manifest, self._objects[kind][key])
+        self.delete(kind, key)
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: Manifest, *, manager: str) -> Manifest:  # noqa: ARG002 ownership by merge patch is not modelled
         """See ClusterPort."""

@@ -6,7 +6,8 @@ import yaml
 
 from octavo_operator.api.names import OWNER_LABEL, TEMPLATE_LABEL, Manifest
 from octavo_operator.api.service import InferenceService
-from octavo_operator.core.desired import desired_children, plan_arguments, serve_arguments, service_url
+from octavo_operator.core.desired import desired_children, plan_arguments, pod_template, serve_arguments, service_url
+from octavo_operator.core.rollout import Step
 from octavo_operator.testing import inference_service
 
 IMAGE = "registry.example/octavo-runtime:1"
@@ -19,7 +20,8 @@ def parsed(**spec: Any) -> InferenceService:
 
 
 def children(**spec: Any) -> tuple[Manifest, Manifest]:
-    service, deployment = desired_children(parsed(**spec), runtime_image=IMAGE)
+    object_ = parsed(**spec)
+    service, deployment = desired_children(object_, pod_template(object_, runtime_image=IMAGE), Step())
     return service, deployment
 
 
@@ -65,7 +67,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "32Gi"}, "requests": {"cpu": "4000m"}},
     "replicas": 3,
-    "rollout": {"maxSurge": 0, "maxUnavailable": "50%", "drainSeconds": 600},
+    "rollout": {"type": "RollingUpdate", "maxSurge": 0, "maxUnavailable": "50%", "drainSeconds": 600},
     "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"example.com/internal": "true"}},
     "podTemplate": {
         "metadata": {"labels": {"team": "a"}, "annotations": {"note": "x"}},

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from octavo_operator.api.names import DEPLOYMENT, MANAGED_BY, OPERATOR, OWNER_LABEL, SERVICE, Kind, Manifest
 from octavo_operator.api.service import InferenceService
-from octavo_operator.core.desired import desired_children
+from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.observed import Observed
 from octavo_operator.core.plan import Applied, Plan, is_ours, kind_of, plan, remember
+from octavo_operator.core.rollout import Step
 from octavo_operator.testing import FakeCluster, inference_service
 
 RESOURCES = {"limits": {"cpu": "1000m", "memory": "1024Mi"}, "requests": {"cpu": "250m"}}
@@ -39,7 +40,8 @@ class World:
         self.applied: dict[Kind, Applied] = {}
 
     def desired(self) -> tuple[Manifest, ...]:
-        return desired_children(InferenceService.parse(self.service), runtime_image="image")
+        service = InferenceService.parse(self.service)
+        return desired_children(service, pod_template(service, runtime_image="image"), Step())
 
     def plan(self) -> Plan:
         # As after a list of the operator's own: without apiVersion and kind.
@@ -183,7 +185,7 @@ SPECS = st.fixed_dictionaries(
         "podTemplate": st.fixed_dictionaries(
             {"spec": st.fixed_dictionaries({}, optional={"nodeSelector": st.just({"a": "b"})})}
         ),
-        "rollout": st.sampled_from([{"type": "Recreate"}, {"maxSurge": 2}, {}]),
+        "rollout": st.sampled_from([{"type": "Recreate"}, {"type": "RollingUpdate", "maxSurge": 2}, {}]),
         "resources": st.sampled_from([RESOURCES, {}, {"limits": {"memory": "512Mi"}}]),
     },
 )

@@ -7,8 +7,9 @@ from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import DEPLOYMENT, SERVICE, TEMPLATE_LABEL, Manifest
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.containers import Cause
-from octavo_operator.core.desired import desired_children
+from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.observed import ClaimPhase, Observed
+from octavo_operator.core.rollout import Step
 from octavo_operator.core.status import desired_status, invalid_status, is_written
 from octavo_operator.testing import inference_service
 
@@ -58,7 +59,7 @@ def computed(
     return desired_status(
         parsed,
         Observed(manifest, children, pods),
-        desired=desired_children(parsed, runtime_image="image"),
+        desired=desired_children(parsed, pod_template(parsed, runtime_image="image"), Step()),
         problems=problems,
         claim=claim,
         now=now,
@@ -145,9 +146,7 @@ def test_desired_status_names_the_missing_claim_and_what_to_do() -> None:
 def pod(template: str | None = None, **status: Any) -> Manifest:
     if template is None:
         parsed = InferenceService.parse(service())
-        template = desired_children(parsed, runtime_image="image")[1]["spec"]["template"]["metadata"]["labels"][
-            TEMPLATE_LABEL
-        ]
+        template = pod_template(parsed, runtime_image="image")["metadata"]["labels"][TEMPLATE_LABEL]
     return {"metadata": {"name": "chat-1", "labels": {TEMPLATE_LABEL: template}}, "status": status}
 
 
@@ -223,7 +222,7 @@ def test_desired_status_url_comes_with_the_service() -> None:
     status = desired_status(
         parsed,
         Observed(manifest, {SERVICE: own}),
-        desired=desired_children(parsed, runtime_image="image"),
+        desired=desired_children(parsed, pod_template(parsed, runtime_image="image"), Step()),
         problems=(),
         claim=None,
         now=NOW,
@@ -273,6 +272,7 @@ def test_invalid_status_keeps_what_was_known() -> None:
     found = {one["type"]: one["reason"] for one in status["conditions"]}
     assert found == {
         "Ready": "SpecInvalid", "Progressing": "Complete", "ModelResolved": "ClaimBound", "Scheduled": "NoPods",
+        "UpdatePending": "UpToDate",
     }  # fmt: skip
     manifest["status"] = status
     assert is_written(invalid_status(manifest, "unknown field", NOW), manifest)

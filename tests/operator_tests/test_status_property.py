@@ -11,9 +11,10 @@ from octavo_operator.api.conditions import ConditionType, Reason
 from octavo_operator.api.names import DEPLOYMENT, TEMPLATE_LABEL, Manifest
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.containers import CANNOT_START, CODES, Cause
-from octavo_operator.core.desired import desired_children
+from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.events import ready_event
 from octavo_operator.core.observed import ClaimPhase, Observed
+from octavo_operator.core.rollout import Step
 from octavo_operator.core.status import desired_status, is_written
 from octavo_operator.testing import inference_service
 
@@ -73,7 +74,7 @@ def parsed() -> tuple[Manifest, InferenceService, tuple[Manifest, ...]]:
     manifest = inference_service(resources={"limits": {"nvidia.com/gpu": 1}})
     manifest["metadata"] |= {"uid": "uid-1", "generation": 3}
     service = InferenceService.parse(manifest)
-    return manifest, service, desired_children(service, runtime_image="image")
+    return manifest, service, desired_children(service, pod_template(service, runtime_image="image"), Step())
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -3,7 +3,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, OWNER_LABEL, POD, SERVICE, Key, Manifest, key_of
+from octavo_operator.api.names import (
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    OWNER_LABEL,
+    POD,
+    REVISION,
+    SERVICE,
+    Key,
+    Manifest,
+    key_of,
+)
 from octavo_operator.core.store import Store
 
 CHAT = ("default", "chat")
@@ -42,6 +52,22 @@ def test_upsert_keeps_no_managed_fields_and_only_the_needed_part_of_a_pod() -> N
     assert observed is not None
     assert "managedFields" not in observed.children[DEPLOYMENT]["metadata"]
     assert observed.pods[0].keys() == {"metadata", "status"}
+
+
+def test_upsert_keeps_the_data_of_a_revision_as_text() -> None:
+    store = Store()
+    store.upsert(INFERENCE_SERVICE, thing(1))
+    manifest = pod(2, "chat-1") | {"data": {"a": [1]}, "revision": 3}
+    assert store.upsert(REVISION, manifest) == {CHAT}
+    observed = store.observe(CHAT)
+    assert observed is not None
+    assert observed.pods == ()
+    (kept,) = observed.revisions
+    assert (kept["data"], kept["revision"]) == ('{"a": [1]}', 3)
+    assert store.delete(REVISION, manifest | {"metadata": manifest["metadata"] | {"resourceVersion": "4"}}) == {CHAT}
+    observed = store.observe(CHAT)
+    assert observed is not None
+    assert observed.revisions == ()
 
 
 def test_upsert_late_answer_does_not_raise_the_dead() -> None:

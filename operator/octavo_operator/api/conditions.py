@@ -16,6 +16,7 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     MODEL_RESOLVED = "ModelResolved"
     SCHEDULED = "Scheduled"
+    UPDATE_PENDING = "UpdatePending"
 
 
 class Reason(StrEnum):
@@ -78,3 +79,7 @@ class Reason(StrEnum):
     NO_PODS = "NoPods"
     WAITING_FOR_GPU = "WaitingForGPU"
     UNSCHEDULABLE = "Unschedulable"
+
+    # UpdatePending
+    UP_TO_DATE = "UpToDate"
+    OPERATOR_CHANGED = "OperatorChanged"

@@ -13,9 +13,11 @@ __all__ = [
     "OPERATOR",
     "OWNER_LABEL",
     "POD",
+    "REVISION",
     "SERVICE",
     "STATUS_MANAGER",
     "TEMPLATE_LABEL",
+    "UPDATE_ANNOTATION",
     "WATCHED",
     "Key",
     "Kind",
@@ -53,10 +55,11 @@ INFERENCE_SERVICE = Kind("octavo.dev/v1alpha1", "InferenceService", "inferencese
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 SERVICE = Kind("v1", "Service", "services")
 POD = Kind("v1", "Pod", "pods")
+REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENT = Kind("v1", "Event", "events")
 
-WATCHED = (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD)
+WATCHED = (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, REVISION)
 
 OPERATOR = "octavo-operator"
 """Field manager of the children, and the value of their managed-by label."""
@@ -69,6 +72,8 @@ OWNER_LABEL = "octavo.dev/inferenceservice"
 """On children and pods: the name of their InferenceService. It alone selects the pods."""
 TEMPLATE_LABEL = "octavo.dev/template"
 """On pods: a digest of the template that they were made from."""
+UPDATE_ANNOTATION = "octavo.dev/update"
+"""On an InferenceService: each new value asks for pods as the operator renders them now."""
 
 
 def key_of(manifest: Manifest) -> Key:

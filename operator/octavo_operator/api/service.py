@@ -78,7 +78,7 @@ class Resources(_Fields):
 class Rollout(_Fields):
     """How pods are replaced, and how they stop."""
 
-    type: Literal["RollingUpdate", "Recreate"] = "RollingUpdate"
+    type: Literal["Auto", "RollingUpdate", "Recreate"] = "Auto"
     max_surge: int | str | None = None
     max_unavailable: int | str | None = None
     drain_seconds: int = 120

@@ -13,7 +13,17 @@ import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from octavo_operator.api.names import EVENT, INFERENCE_SERVICE, MANAGED_SELECTOR, OPERATOR, Kind, Manifest
+from octavo_operator.api.names import (
+    DEPLOYMENT,
+    EVENT,
+    INFERENCE_SERVICE,
+    MANAGED_SELECTOR,
+    OPERATOR,
+    REVISION,
+    SERVICE,
+    Kind,
+    Manifest,
+)
 from octavo_operator.cluster.port import Listing
 from octavo_operator.errors import ClusterError, Gone, Rejected, SettingsError, Stale, Unavailable
 
@@ -25,9 +35,10 @@ PAGE = 500
 TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 CONNECTIONS = 64
 APPLY = "application/apply-patch+yaml"
+JSON = "application/json"
 MERGE = "application/merge-patch+json"
 
-KINDS_BY_NAME = {INFERENCE_SERVICE.kind: INFERENCE_SERVICE.plural, "Deployment": "deployments", "Service": "services"}
+KINDS_BY_NAME = {kind.kind: kind.plural for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, REVISION)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +125,12 @@ class KubernetesClient:
         """See ClusterPort."""
         return await self._apply(manifest, manager, "")
 
+    async def remove(self, kind: Kind, manifest: Manifest) -> None:
+        """See ClusterPort."""
+        metadata = manifest["metadata"]
+        options = {"preconditions": {"uid": metadata["uid"]}}
+        await self._call("DELETE", _path(kind, metadata["namespace"], metadata["name"]), body=options, media=JSON)
+
     async def merge(self, kind: Kind, namespace: str, name: str, patch: Manifest, *, manager: str) -> Manifest:
         """See ClusterPort."""
         query = [("fieldManager", manager)]
@@ -151,7 +168,7 @@ class KubernetesClient:
         body: Manifest | None = None,
         media: str | None = None,
     ) -> Manifest:
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": JSON}
         if media is not None:
             headers["Content-Type"] = media
         request = await self._api.param_serialize(

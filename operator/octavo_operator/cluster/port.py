@@ -39,6 +39,9 @@ class ClusterPort(Protocol):
             The object as it is now.
         """
 
+    async def remove(self, kind: Kind, manifest: Manifest) -> None:
+        """Deletes an object. Stale is raised when the one of that name is another one by now, Gone when there is none."""
+
     async def merge(self, kind: Kind, namespace: str, name: str, patch: Manifest, *, manager: str) -> Manifest:
         """JSON merge patch: lists are replaced whole, whoever owns their items.
 

@@ -1,6 +1,6 @@
-"""What should exist for an InferenceService: one Deployment and one Service.
+"""What should exist for an InferenceService: one Deployment and one Service, and the record of a pod template.
 
-The result depends on the object and the operator's settings alone, and the same input gives the same bytes: order of
+The result depends on the arguments alone, and the same input gives the same bytes: order of
 keys and arguments is fixed, so that nothing is rolled out twice. Values are written as the API server would write
 them where it is easy; where a user's value may be rewritten (quantities), plan.py copes.
 """
@@ -14,6 +14,7 @@ from octavo_operator.api.names import (
     MANAGED_BY,
     OPERATOR,
     OWNER_LABEL,
+    REVISION,
     SERVICE,
     TEMPLATE_LABEL,
     Kind,
@@ -21,6 +22,7 @@ from octavo_operator.api.names import (
 )
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.digest import digest
+from octavo_operator.core.rollout import Step
 
 __all__ = [
     "FIELDS",
@@ -30,6 +32,8 @@ __all__ = [
     "desired_children",
     "is_gpu",
     "plan_arguments",
+    "pod_template",
+    "revision",
     "serve_arguments",
     "service_url",
 ]
@@ -100,14 +104,22 @@ def is_gpu(resource: str) -> bool:
     return resource.startswith(GPU_PREFIXES)
 
 
-def desired_children(service: InferenceService, *, runtime_image: str) -> tuple[Manifest, ...]:
+def desired_children(service: InferenceService, template: Manifest, step: Step) -> tuple[Manifest, ...]:
     """The children of one InferenceService, ready to be applied, in the order of applying.
 
     Args:
         service: the object.
-        runtime_image: image of the runtime where the object names none.
+        template: the pod template: the one that pod_template renders, or an earlier one that is pinned.
+        step: what a rollout of type Auto is at.
     """
-    return _service(service), _deployment(service, runtime_image)
+    return _service(service), _deployment(service, template, step)
+
+
+def revision(service: InferenceService, data: Manifest, number: int) -> Manifest:
+    """The ControllerRevision that keeps a pod template. Its name follows from its data, which never change."""
+    manifest = _metadata(service, REVISION) | {"data": data, "revision": number}
+    manifest["metadata"]["name"] = f"{service.name}-{digest([service.uid, data])}"
+    return manifest
 
 
 def service_url(service: InferenceService) -> str:
@@ -197,27 +209,41 @@ def _service(service: InferenceService) -> Manifest:
     }
 
 
-def _deployment(service: InferenceService, runtime_image: str) -> Manifest:
-    rollout = service.spec.rollout
-    strategy: dict[str, Any] = {"type": rollout.type}
-    if rollout.type == "RollingUpdate":
-        strategy["rollingUpdate"] = {
-            "maxSurge": 1 if rollout.max_surge is None else rollout.max_surge,
-            "maxUnavailable": 0 if rollout.max_unavailable is None else rollout.max_unavailable,
-        }
+def _deployment(service: InferenceService, template: Manifest, step: Step) -> Manifest:
     return _metadata(service, DEPLOYMENT) | {
         "spec": {
             "replicas": service.spec.replicas,
             "selector": {"matchLabels": {OWNER_LABEL: service.name}},
-            "strategy": strategy,
+            "paused": False,
+            "strategy": _strategy(service, step),
             "progressDeadlineSeconds": START_SECONDS + 300,
             "revisionHistoryLimit": 3,
-            "template": _pod_template(service, runtime_image),
+            "template": template,
         },
     }
 
 
-def _pod_template(service: InferenceService, runtime_image: str) -> Manifest:
+def _strategy(service: InferenceService, step: Step) -> dict[str, Any]:
+    rollout = service.spec.rollout
+    match rollout.type:
+        case "Recreate":
+            return {"type": "Recreate"}
+        case "Auto":
+            surge: int | str = step.max_surge
+            unavailable: int | str = step.max_unavailable
+        case "RollingUpdate":
+            surge = 1 if rollout.max_surge is None else rollout.max_surge
+            unavailable = 0 if rollout.max_unavailable is None else rollout.max_unavailable
+    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
+
+
+def pod_template(service: InferenceService, *, runtime_image: str) -> Manifest:
+    """The pod template, rendered as this version of the operator does it.
+
+    Args:
+        service: the object.
+        runtime_image: image of the runtime where the object names none.
+    """
     extra = service.spec.pod_template
     metadata: Manifest = {"labels": extra.metadata.labels | _labels(service)}
     if extra.metadata.annotations:

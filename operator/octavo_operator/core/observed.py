@@ -26,8 +26,10 @@ class Observed:
         service: the InferenceService, as the API server returned it.
         children: its children by kind; whether they belong to it is not said.
         pods: its pods, trimmed to what the status needs.
+        revisions: the pod templates that were pinned for it; their data is JSON text.
     """
 
     service: Manifest
     children: Mapping[Kind, Manifest] = field(default_factory=dict)
     pods: tuple[Manifest, ...] = ()
+    revisions: tuple[Manifest, ...] = ()

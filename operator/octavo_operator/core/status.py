@@ -20,7 +20,7 @@ from octavo_operator.core.plan import is_ours
 from octavo_operator.core.pods import current_pods, placement_fault, serving_fault, told_plan
 from octavo_operator.core.setup import setup_fault
 
-__all__ = ["desired_status", "invalid_status", "is_written"]
+__all__ = ["desired_status", "invalid_status", "is_written", "refuses_pods"]
 
 FIELDS = ("observedGeneration", "replicas", "readyReplicas", "updatedReplicas", "selector", "url", "plan")
 """The fields of the status beside the conditions."""
@@ -41,6 +41,7 @@ def desired_status(
     *,
     desired: Sequence[Manifest],
     problems: Sequence[Cause],
+    pending: str = "",
     claim: ClaimPhase | None,
     now: datetime,
 ) -> Manifest:
@@ -51,6 +52,7 @@ def desired_status(
         observed: what exists.
         desired: its desired children.
         problems: what went wrong while applying them, the first the most telling.
+        pending: what an update would change, empty when nothing.
         claim: the state of the claim that holds the model; None for a path inside the container.
         now: the time, for conditions that change.
     """
@@ -78,6 +80,7 @@ def desired_status(
                 ConditionType.PROGRESSING: progressing,
                 ConditionType.MODEL_RESOLVED: model,
                 ConditionType.SCHEDULED: scheduled,
+                ConditionType.UPDATE_PENDING: _update(pending),
             },
             observed.service,
             now,
@@ -169,6 +172,12 @@ def _is_placed(pod: Manifest) -> bool:
     )
 
 
+def _update(pending: str) -> _Verdict:
+    if pending:
+        return _Verdict("True", Cause(Reason.OPERATOR_CHANGED, pending))
+    return _Verdict("False", Cause(Reason.UP_TO_DATE, "the pods are what this operator would make of the spec now"))
+
+
 def _progressing(service: InferenceService, deployment: Manifest | None) -> _Verdict:
     wanted = service.spec.replicas
     counts = deployment.get("status", {}) if deployment else {}
@@ -191,10 +200,15 @@ def _progressing(service: InferenceService, deployment: Manifest | None) -> _Ver
 def _failure(problems: Sequence[Cause], deployment: Manifest | None, pods: Sequence[Manifest]) -> Cause | None:
     if problems:
         return problems[0]
+    return refuses_pods(deployment) or serving_fault(pods)
+
+
+def refuses_pods(deployment: Manifest | None) -> Cause | None:
+    """Why the API server does not let a Deployment's pods be created; None when it does."""
     for condition in deployment.get("status", {}).get("conditions", ()) if deployment else ():
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             return Cause(Reason.PODS_REFUSED, condition.get("message", "the API server refuses the pods"))
-    return serving_fault(pods)
+    return None
 
 
 def _ready(

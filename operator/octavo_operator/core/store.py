@@ -8,6 +8,7 @@ A watch that lost its place (410 Gone) never reports what vanished meanwhile. `r
 does not hold.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -16,6 +17,7 @@ from octavo_operator.api.names import (
     INFERENCE_SERVICE,
     OWNER_LABEL,
     POD,
+    REVISION,
     SERVICE,
     WATCHED,
     Key,
@@ -27,6 +29,9 @@ from octavo_operator.core.observed import Observed
 
 __all__ = ["Store"]
 
+LABELLED = (POD, REVISION)
+"""Kinds of which an InferenceService has several: a label names their owner."""
+
 
 class Store:
     """Objects by kind and key."""
@@ -34,7 +39,7 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[Kind, dict[Key, Manifest]] = {kind: {} for kind in WATCHED}
         self._tombstones: dict[Kind, dict[Key, int]] = {kind: {} for kind in WATCHED}
-        self._pods: defaultdict[Key, set[Key]] = defaultdict(set)
+        self._labelled: dict[Kind, defaultdict[Key, set[Key]]] = {kind: defaultdict(set) for kind in LABELLED}
 
     def upsert(self, kind: Kind, manifest: Manifest) -> set[Key]:
         """Takes in an object.
@@ -51,8 +56,8 @@ class Store:
         if owner is not None:
             self._objects[kind][key] = _trimmed(kind, manifest)
             owners.add(owner)
-            if kind is POD:
-                self._pods[owner].add(key)
+            if kind in LABELLED:
+                self._labelled[kind][owner].add(key)
         return owners
 
     def delete(self, kind: Kind, manifest: Manifest) -> set[Key]:
@@ -102,8 +107,8 @@ class Store:
         if service is None:
             return None
         children = {kind: self._objects[kind][key] for kind in (DEPLOYMENT, SERVICE) if key in self._objects[kind]}
-        pods = sorted((self._objects[POD][pod] for pod in self._pods.get(key, ())), key=key_of)
-        return Observed(service, children, tuple(pods))
+        pods, revisions = (self._of(kind, key) for kind in LABELLED)
+        return Observed(service, children, pods, revisions)
 
     def get(self, kind: Kind, key: Key) -> Manifest | None:
         """One object, or None."""
@@ -113,14 +118,18 @@ class Store:
         """How many objects of a kind are known."""
         return len(self._objects[kind])
 
+    def _of(self, kind: Kind, owner: Key) -> tuple[Manifest, ...]:
+        return tuple(sorted((self._objects[kind][key] for key in self._labelled[kind].get(owner, ())), key=key_of))
+
     def _drop(self, kind: Kind, key: Key) -> set[Key]:
         owner = _owner(kind, self._objects[kind].pop(key))
         if owner is None:
             return set()
-        if kind is POD:
-            self._pods[owner].discard(key)
-            if not self._pods[owner]:
-                del self._pods[owner]
+        if kind in LABELLED:
+            owned = self._labelled[kind]
+            owned[owner].discard(key)
+            if not owned[owner]:
+                del owned[owner]
         return {owner}
 
 
@@ -131,7 +140,7 @@ def _version(manifest: Manifest) -> int:
 def _owner(kind: Kind, manifest: Manifest) -> Key | None:
     """The InferenceService that an object concerns."""
     namespace, name = key_of(manifest)
-    if kind is not POD:
+    if kind not in LABELLED:
         # Children bear the name of their owner, so that one which lost its label still finds it.
         return namespace, name
     owner = manifest["metadata"].get("labels", {}).get(OWNER_LABEL)
@@ -142,4 +151,7 @@ def _trimmed(kind: Kind, manifest: Manifest) -> Manifest:
     """The object without what nobody reads: managedFields are half of its size."""
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
     kept = {"metadata": metadata, "status": manifest.get("status", {})} if kind is POD else manifest
+    if kind is REVISION:
+        # As text a pod template takes a fifth of the memory, and it is compared only when its owner is looked at.
+        kept = {"data": json.dumps(manifest["data"]), "revision": manifest["revision"]}
     return {**kept, "metadata": metadata}
