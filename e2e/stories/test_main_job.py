@@ -255,6 +255,50 @@ def test_pod_deleted_while_it_streams_ends_the_stream_whole_and_fails_no_request
     demo.scale(1)
 
 
+def test_rollout_under_streaming_load_cuts_no_stream(demo: Demo) -> None:
+    """Clients that stream one answer after the other while every pod is replaced: each stream comes to its end."""
+    demo.scale(1)
+    before = {pod["metadata"]["uid"] for pod in demo.pods()}
+    over = threading.Event()
+
+    def stream_until_over() -> list[int]:
+        """How many pieces each stream had; one that is refused or cut raises."""
+        lengths = []
+        while not over.is_set():
+            chunks = list(
+                demo.client().completions.create(
+                    model="smollm2",
+                    prompt="Once upon a time",
+                    max_tokens=120,
+                    temperature=0,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+            )
+            assert chunks[-1].choices[0].finish_reason == "length"
+            lengths.append(len(chunks))
+        return lengths
+
+    def is_replaced() -> bool:
+        assert not any(client.done() for client in clients), "a stream was cut"
+        return condition(demo.kubectl.get(ISVC, "smollm2"))["status"] == "True" and not before & {
+            pod["metadata"]["uid"] for pod in demo.pods()
+        }
+
+    with ThreadPoolExecutor(max_workers=3) as threads:
+        clients = [threads.submit(stream_until_over) for _ in range(3)]
+        try:
+            demo.kubectl.patch("isvc/smollm2", {"spec": {"runtime": {"maxNumSeqs": 32}}})
+            eventually(is_replaced, START, every=1)
+        finally:
+            over.set()
+        finished = [length for client in clients for length in client.result(timeout=300)]
+    assert len(finished) > 5
+    assert min(finished) > 60
+    demo.kubectl.patch("isvc/smollm2", {"spec": {"runtime": {"maxNumSeqs": None}}})
+    demo.scale(1)
+
+
 def test_service_deleted_by_hand_returns_and_answers(demo: Demo) -> None:
     before = demo.kubectl.get("service", "smollm2")["metadata"]["uid"]
     demo.kubectl("delete", "service", "smollm2")

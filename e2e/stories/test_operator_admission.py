@@ -103,11 +103,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"replicas": -1}, "greater than or equal to 0"),
     ({"autoscaling": {"minReplicas": 1}}, "autoscaling is not built yet; leave it out and use kubectl scale"),
     ({"suspend": True}, "suspend is not built yet; leave it out and set replicas: 0"),
-    ({"rollout": {"type": "Auto"}}, 'supported values: "RollingUpdate", "Recreate"'),
+    ({"rollout": {"type": "Canary"}}, 'supported values: "Auto", "RollingUpdate", "Recreate"'),
+    ({"rollout": {"maxSurge": 2}}, "belong to type: RollingUpdate"),
+    ({"rollout": {"type": "Auto", "maxUnavailable": 1}}, "belong to type: RollingUpdate"),
     ({"rollout": {"type": "Recreate", "maxSurge": 1}}, "belong to type: RollingUpdate"),
-    ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "cannot both be 0"),
-    ({"rollout": {"maxSurge": 0}}, "maxSurge: 0 needs maxUnavailable: 1 or more"),
-    ({"rollout": {"maxUnavailable": "150%"}}, "a percentage up to 100%"),
+    ({"rollout": {"type": "RollingUpdate", "maxSurge": 0, "maxUnavailable": "0%"}}, "cannot both be 0"),
+    ({"rollout": {"type": "RollingUpdate", "maxSurge": 0}}, "maxSurge: 0 needs maxUnavailable: 1 or more"),
+    ({"rollout": {"type": "RollingUpdate", "maxUnavailable": "150%"}}, "a percentage up to 100%"),
     ({"rollout": {"drainSeconds": -1}}, "greater than or equal to 0"),
     ({"service": {"port": 0}}, "greater than or equal to 1"),
     ({"service": {"type": "ExternalName"}}, 'supported values: "ClusterIP", "NodePort", "LoadBalancer"'),
@@ -141,7 +143,7 @@ TAKEN: list[dict[str, Any]] = [
     {"resources": {"limits": {"nvidia.com/gpu": "1", "cpu": "2000m"}, "requests": {"cpu": 2}}},
     {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
     {"rollout": {"type": "Recreate", "drainSeconds": 0}, "replicas": 0},
-    {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
+    {"rollout": {"type": "RollingUpdate", "maxSurge": 0, "maxUnavailable": 1}},
     {
         **runtime(volumeMounts=[{"name": "extra", "mountPath": "/etc/x", "readOnly": True}]),
         **volume(configMap={"name": "c"}),
@@ -195,7 +197,7 @@ def test_defaults_are_shown_and_names_are_short(kubectl: Kubectl) -> None:
     kubectl.apply(manifest({}))
     found = kubectl.get("isvc", "chat")
     assert found["spec"]["replicas"] == 1
-    assert found["spec"]["rollout"] == {"type": "RollingUpdate", "drainSeconds": 120}
+    assert found["spec"]["rollout"] == {"type": "Auto", "drainSeconds": 120}
     assert found["spec"]["service"] == {"type": "ClusterIP", "port": 80}
     assert kubectl("get", "octavo", "-o", "name") == "inferenceservice.octavo.dev/chat"
     kubectl("delete", "isvc", "chat")

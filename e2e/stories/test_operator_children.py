@@ -110,6 +110,7 @@ EDITS: dict[str, tuple[str, Any, str]] = {
     ),
     "argument": ("deployment", [{"op": "remove", "path": "/spec/template/spec/containers/0/args/1"}], "json"),
     "strategy": ("deployment", {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": None}}}, "merge"),
+    "paused": ("deployment", {"spec": {"paused": True}}, "merge"),
     "probe": ("deployment", [{"op": "remove", "path": "/spec/template/spec/containers/0/readinessProbe"}], "json"),
     "port renumbered": ("service", [{"op": "replace", "path": "/spec/ports/0/port", "value": 81}], "json"),
     "second port": ("service", [{"op": "add", "path": "/spec/ports/-", "value": {"name": "x", "port": 9}}], "json"),
@@ -178,9 +179,13 @@ def test_rollout_type_changes_both_ways(kubectl: Kubectl) -> None:
     created(kubectl)
     recreate = {"type": "Recreate", "maxSurge": None, "maxUnavailable": None}
     for wanted, strategy in (
-        ({"maxUnavailable": 1}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}}),
+        (
+            {"type": "RollingUpdate", "maxUnavailable": 1},
+            {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}},
+        ),
         (recreate, {"type": "Recreate"}),
         ({"type": "RollingUpdate"}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}),
+        ({"type": "Auto"}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}),
     ):
         kubectl.patch("isvc/chat", {"spec": {"rollout": wanted}})
         eventually(lambda expected=strategy: kubectl.get("deployment", "chat")["spec"]["strategy"] == expected)  # type: ignore[misc] # lambda with a default
@@ -190,7 +195,7 @@ def test_delete_leaves_nothing(kubectl: Kubectl) -> None:
     created(kubectl)
     eventually(lambda: kubectl.get("pods"))
     kubectl("delete", "isvc", "chat", "--timeout=10s")
-    kinds = "deployments,replicasets,pods,services,inferenceservices.octavo.dev"
+    kinds = "deployments,replicasets,controllerrevisions,pods,services,inferenceservices.octavo.dev"
     eventually(lambda: kubectl.get(kinds) == [], 60)
 
 
