@@ -65,7 +65,9 @@ class Answers:
         """The sequences of the answers that begin here; None for one that nobody waits for any longer."""
         if width == 1:
             return [sequence]
-        dropped = sequence.request.dropped
+        request = sequence.request
+        # Where answers are ranked, which sequence will be which answer is not known yet: none can be left out.
+        dropped = set() if request.sampling.ranks else request.dropped
         wanted = [choice for choice in range(width) if choice not in dropped]
         self._running.free_slots(sequence)
         sequence.choice = wanted[0]

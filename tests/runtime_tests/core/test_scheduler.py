@@ -340,6 +340,15 @@ def test_apply_best_of_gives_the_likeliest_answers_whole_and_best_first() -> Non
     ]
 
 
+def test_abort_one_ranked_answer_early_leaves_the_ranking_as_it_is() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request("a", 4, n=2, best_of=3, max_tokens=1))
+    scheduler.abort("a", 1)
+    plan = scheduler.schedule(0.0)
+    events = scheduler.apply(plan, StepResult([7, 8, 9], [-3.0, -1.0, -2.0]))
+    assert events == [Event("a", (8,), FinishReason.LENGTH, choice=0)]
+
+
 def test_schedule_ahead_feeds_the_token_that_is_not_known_yet() -> None:
     scheduler = make_scheduler()
     scheduler.add(request("a", 4, max_tokens=3))
