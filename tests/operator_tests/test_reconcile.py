@@ -8,7 +8,6 @@ from octavo_operator.api.names import (
     DEPLOYMENT,
     EVENT,
     INFERENCE_SERVICE,
-    POD,
     REVISION,
     SERVICE,
     WATCHED,
@@ -375,80 +374,3 @@ async def test_reconcile_looks_again_when_a_pod_has_been_set_up_for_too_long(wor
     world.seconds = 30
     assert (await world.look()).look_again_after is None
     assert world.ready() == ("False", "VolumesOrNetworkNotReady")
-
-
-def strategy(world: World) -> tuple[int, int]:
-    (child,) = world.cluster.all(DEPLOYMENT)
-    rolling = child["spec"]["strategy"]["rollingUpdate"]
-    return rolling["maxSurge"], rolling["maxUnavailable"]
-
-
-def pod_of(world: World, name: str, **conditions: str) -> Manifest:
-    """A pod as the Deployment makes it now."""
-    (child,) = world.cluster.all(DEPLOYMENT)
-    moment = "2026-01-01T00:00:00Z"
-    told = [{"type": kind, "status": status, "lastTransitionTime": moment} for kind, status in conditions.items()]
-    metadata = {"name": name, "namespace": "default", "labels": child["spec"]["template"]["metadata"]["labels"]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"conditions": told}}
-
-
-async def test_reconcile_rollout_makes_room_on_the_last_gpu_and_surges_again(world: World) -> None:
-    await world.look()
-    world.cluster.put(pod_of(world, "chat-a", PodScheduled="True", Ready="True"))
-    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(runtime={"maxNumSeqs": 8}))
-    await world.look()
-    assert strategy(world) == (1, 0)
-    world.cluster.put(pod_of(world, "chat-b", PodScheduled="False", Ready="False"))
-    outcome = await world.look()
-    assert outcome.look_again_after == 20.0
-    world.seconds += outcome.look_again_after
-    assert (await world.look()).look_again_after is None
-    assert strategy(world) == (0, 1)
-    writes = world.cluster.writes
-    await world.look()
-    assert world.cluster.writes == writes
-    world.cluster.delete(POD, ("default", "chat-a"))
-    await world.look()
-    assert strategy(world) == (0, 1)
-    world.cluster.put(pod_of(world, "chat-b", PodScheduled="True", Ready="True"))
-    await world.look()
-    assert strategy(world) == (1, 0)
-
-
-async def test_reconcile_another_rendering_rolls_nothing_and_repairs_with_the_pinned_one(world: World) -> None:
-    await world.look()
-    (before,) = world.cluster.all(DEPLOYMENT)
-    assert world.condition("UpdatePending") == ("False", "UpToDate")
-    world.reconciler = world.start("image:2")
-    await world.look()
-    assert world.cluster.all(DEPLOYMENT) == [before]
-    assert world.condition("UpdatePending") == ("True", "OperatorChanged")
-    world.cluster.delete(DEPLOYMENT, KEY)
-    await world.look()
-    (after,) = world.cluster.all(DEPLOYMENT)
-    assert after["spec"] == before["spec"]
-    annotations = {"octavo.dev/update": "now"}
-    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["metadata"].update(annotations=annotations))
-    await world.look()
-    (after,) = world.cluster.all(DEPLOYMENT)
-    assert after["spec"]["template"]["spec"]["containers"][0]["image"] == "image:2"
-    assert world.condition("UpdatePending") == ("False", "UpToDate")
-    assert len(world.cluster.all(REVISION)) == 1
-
-
-async def test_reconcile_refused_revision_is_told_and_serves_all_the_same(world: World) -> None:
-    world.cluster.fail_on("apply", REVISION, Rejected("exceeded quota", status=403))
-    assert (await world.look()).failed
-    assert len(world.cluster.all(DEPLOYMENT)) == 1
-    assert world.ready() == ("False", "ApplyRejected")
-    assert not (await world.look()).failed
-    assert len(world.cluster.all(REVISION)) == 1
-
-
-async def test_reconcile_revision_that_someone_else_has_deleted_is_no_error(world: World) -> None:
-    await world.look()
-    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(runtime={"maxNumSeqs": 8}))
-    world.cluster.fail_on("remove", REVISION, Gone("not found"))
-    assert await world.look() == Outcome()
-    assert await world.look() == Outcome()
-    assert len(world.cluster.all(REVISION)) == 1

@@ -1,7 +1,7 @@
 """How a Deployment replaces its pods: the next maxSurge and maxUnavailable of a rollout of type Auto.
 
 The Deployment controller does the work; nothing here creates or deletes a pod. Invariants, for a revision that is sound
-(tests/operator_tests/test_rollout.py simulates controller and scheduler and holds them in any order of events):
+(tests/operator_tests/test_rollout_simulation.py holds them in any order of events):
 
 - Room for one more pod: as many pods stay ready as are wanted. Surge 1, unavailable 0.
 - No room: when a new pod has found no node for 20 s, while nothing else of the rollout moved, one ready pod makes room
