@@ -222,7 +222,7 @@ class Policy:
             As `fill`.
         """
         first = min((*self._running, *self._preempted), key=lambda sequence: sequence.key).request
-        self.preempt(s for s in list(self._running) if s.request is not first or s.candidates is not None)
+        self.preempt(sequence for sequence in list(self._running) if sequence.request is not first)
         return self.fill([], budget, now, admits=True)
 
     def _key(self, sequence: Sequence, *, since: float | None = None) -> tuple[float, ...]:
@@ -321,8 +321,9 @@ class Policy:
         found = running.lookup(head)
         if not running.has_room(head, found):
             return False
-        if not len(running):
-            return True  # alone it fits, or it would have been refused
+        # Alone it fits, or it would have been refused; and a request that runs is let run on: beams wait for each other.
+        if not len(running) or any(each.state is State.RUNNING for each in head.request.sequences):
+            return True
         if self._config.admission == "never-evict":
             requests = {id(s.request): s.request for s in (*running, head)}.values()
             return worst_case(requests, self._block_size) <= self._running.pool.num_blocks

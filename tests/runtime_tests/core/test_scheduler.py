@@ -400,6 +400,27 @@ def test_schedule_swapped_victim_comes_back_without_computing_anew() -> None:
     assert stats.num_recomputed_tokens < 8 * stats.num_preemptions
 
 
+def test_schedule_preempted_beams_come_back_together_whatever_the_forecast_says() -> None:
+    # Nothing is known of lengths, so that the forecast lets nothing start beside what runs.
+    scheduler = make_scheduler(num_blocks=10, block_size=2, max_num_seqs=3, admission="expected")
+    scheduler.add(request("beams", [7], max_tokens=8, best_of=2, use_beam_search=True, ignore_eos=True))
+
+    def beam_step() -> None:
+        plan = scheduler.schedule(0.0)
+        rows = [(5, -1.0), (6, -1.1)]
+        count = sum(sequence.num_samples // 2 for sequence in plan.sequences)
+        scheduler.apply(plan, StepResult([token for token, _ in rows * count], [lp for _, lp in rows * count]))
+        scheduler.check_invariants()
+
+    for _ in range(3):
+        beam_step()
+    scheduler._policy.preempt(list(scheduler._running))
+    for _ in range(20):
+        if scheduler.has_work:
+            beam_step()
+    assert not scheduler.has_work
+
+
 def test_init_copying_dearer_than_computing_leaves_the_host_tier_out() -> None:
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)
     sizes: dict[str, Any] = {"num_blocks": 4, "block_size": 16, "max_model_len": 64, "num_host_blocks": 8}
