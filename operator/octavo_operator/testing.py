@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from octavo_operator.api.names import (
+    CHILDREN,
     CLAIM,
     DEPLOYMENT,
     EVENT,
@@ -31,7 +32,7 @@ from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 
 __all__ = ["FakeCluster", "inference_service"]
 
-KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, CLAIM, EVENT, REVISION)}
+KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, *CHILDREN, POD, CLAIM, EVENT, REVISION)}
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
     "conditions": ("type",),

@@ -14,13 +14,12 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from octavo_operator.api.names import (
-    DEPLOYMENT,
+    CHILDREN,
     EVENT,
     INFERENCE_SERVICE,
     MANAGED_SELECTOR,
     OPERATOR,
     REVISION,
-    SERVICE,
     Kind,
     Manifest,
 )
@@ -38,7 +37,7 @@ APPLY = "application/apply-patch+yaml"
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
 
-KINDS_BY_NAME = {kind.kind: kind.plural for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, REVISION)}
+KINDS_BY_NAME = {kind.kind: kind.plural for kind in (INFERENCE_SERVICE, *CHILDREN, REVISION)}
 
 
 @dataclass(frozen=True, slots=True)
