@@ -115,7 +115,7 @@ def _properties(schema: Any, path: str = "spec") -> list[tuple[str, dict[str, An
 
 def test_crd_every_field_of_ours_is_described() -> None:
     """`kubectl explain` teaches; what lies below core/v1's own types is core/v1's to explain."""
-    theirs = ("affinity", "tolerations", "volumes", "topologySpread", "securityContext.", "metadata.")
+    theirs = ("affinity", "tolerations", "volumes", "topologySpread", "securityContext.", "metadata.", "dnsConfig.")
     silent = [
         path
         for path, one in _properties(SCHEMA["spec"])
@@ -149,7 +149,9 @@ def test_crd_pod_spec_passes_on_core_v1_names() -> None:
     aliases = {field.alias for field in PodSpec.model_fields.values()}
     assert aliases <= {
         "nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "priorityClassName",
-        "runtimeClassName", "schedulerName", "imagePullSecrets", "securityContext", "volumes",
+        "runtimeClassName", "schedulerName", "imagePullSecrets", "securityContext", "volumes", "initContainers",
+        "serviceAccountName", "hostNetwork", "hostPID", "hostIPC", "dnsPolicy", "dnsConfig", "hostAliases",
+        "resourceClaims",
     }  # fmt: skip
 
 

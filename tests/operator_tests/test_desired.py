@@ -16,7 +16,7 @@ from octavo_operator.api.names import (
     Manifest,
 )
 from octavo_operator.api.service import InferenceService
-from octavo_operator.core.arguments import plan_arguments, serve_arguments
+from octavo_operator.core.arguments import is_gpu, plan_arguments, serve_arguments
 from octavo_operator.core.desired import desired_children, pod_template, service_url
 from octavo_operator.core.plan import kind_of
 from octavo_operator.core.rollout import Step
@@ -52,8 +52,9 @@ def container(**spec: Any) -> Manifest:
 
 
 def plan(**spec: Any) -> Manifest:
-    (container,) = pod(**spec)["spec"]["initContainers"]
+    container = pod(**spec)["spec"]["initContainers"][-1]
     assert isinstance(container, dict)
+    assert container["name"] == "plan"
     return container
 
 
@@ -78,9 +79,14 @@ EVERYTHING: dict[str, Any] = {
             {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
             {"name": "HOME", "value": "/x"},
         ],
+        "envFrom": [{"prefix": "X_", "configMapRef": {"name": "settings"}}],
         "volumeMounts": [{"name": "certificates", "mountPath": "/etc/extra", "readOnly": True}],
     },
-    "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "32Gi"}, "requests": {"cpu": "4000m"}},
+    "resources": {
+        "limits": {"nvidia.com/gpu": 1, "memory": "32Gi"},
+        "requests": {"cpu": "4000m"},
+        "claims": [{"name": "nic"}],
+    },
     "replicas": 3,
     "rollout": {"type": "RollingUpdate", "maxSurge": 0, "maxUnavailable": "50%", "drainSeconds": 600},
     "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"example.com/internal": "true"}},
@@ -99,6 +105,22 @@ EVERYTHING: dict[str, Any] = {
             "imagePullSecrets": [{"name": "pull"}],
             "securityContext": {"runAsUser": 1000, "fsGroup": 2000},
             "volumes": [{"name": "certificates", "configMap": {"name": "extra"}}],
+            "initContainers": [
+                {
+                    "name": "fetch",
+                    "image": "registry.example/fetch:1",
+                    "command": ["fetch"],
+                    "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+                    "volumeMounts": [{"name": "certificates", "mountPath": "/etc/ssl/extra"}],
+                    "resources": {"limits": {"memory": "1Gi"}},
+                },
+                {"name": "proxy", "image": "registry.example/proxy:1", "restartPolicy": "Always"},
+            ],
+            "serviceAccountName": "model-reader",
+            "dnsPolicy": "None",
+            "dnsConfig": {"nameservers": ["192.0.2.1"]},
+            "hostAliases": [{"ip": "192.0.2.2", "hostnames": ["models.example"]}],
+            "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
         },
     },
 }
@@ -242,13 +264,12 @@ def test_pod_meets_the_restricted_pod_security_standard() -> None:
         assert template["securityContext"]["runAsUser"] > 0
         assert template["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert template["automountServiceAccountToken"] is False
-        assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & template.keys()
-        (server,) = template["containers"]
-        assert server["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        }
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & template.keys()
+        for one in (*template["initContainers"], *template["containers"]):
+            assert one["securityContext"]["allowPrivilegeEscalation"] is False
+            assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        for one in (template["initContainers"][-1], *template["containers"]):
+            assert one["securityContext"]["readOnlyRootFilesystem"] is True
         assert all(
             {"configMap", "persistentVolumeClaim", "emptyDir", "secret"} & one.keys() for one in template["volumes"]
         )
@@ -259,10 +280,68 @@ def test_service_url(port: int, url: str) -> None:
     assert service_url(parsed(service={"port": port})) == url
 
 
-@pytest.mark.parametrize("limit", ["nvidia.com/mig-1g.10gb", "amd.com/gpu"])
+GPUS = (
+    *("nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.20gb.me", "nvidia.com/gpu.shared"),
+    *("amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"),
+)
+NO_GPUS = ("cpu", "memory", "hugepages-2Mi", "rdma/hca", "nvidia.com/hostdev", "intel.com/sriov", "example.com/gpu")
+
+
+@pytest.mark.parametrize("limit", [*GPUS, *NO_GPUS])
 def test_resources_are_passed_on_unchanged(limit: str) -> None:
-    resources = {"limits": {limit: 1, "cpu": "1000m"}, "requests": {"memory": "1024Mi"}}
+    resources = {"limits": {limit: 1, "ephemeral-storage": "1000m"}, "requests": {"memory": "1024Mi"}}
     assert container(resources=resources)["resources"] == resources
+
+
+@pytest.mark.parametrize(("names", "expected"), [(GPUS, True), (NO_GPUS, False)])
+def test_is_gpu(names: tuple[str, ...], expected: bool) -> None:
+    assert [is_gpu(name) for name in names] == [expected] * len(names)
+
+
+def test_pod_has_what_the_template_asks_for_under_the_same_names() -> None:
+    asked = EVERYTHING["podTemplate"]["spec"]
+    rendered = pod(**EVERYTHING)["spec"]
+    ours = {"securityContext", "volumes", "initContainers"}
+    assert {name: rendered[name] for name in asked if name not in ours} == {
+        name: value for name, value in asked.items() if name not in ours
+    }
+    assert rendered["securityContext"].items() >= asked["securityContext"].items()
+    assert [one for one in rendered["volumes"] if one in asked["volumes"]] == asked["volumes"]
+
+
+def test_init_containers_run_before_the_plan_and_are_restricted() -> None:
+    fetch, proxy, last = pod(**EVERYTHING)["spec"]["initContainers"]
+    assert (fetch["name"], proxy["name"], last["name"]) == ("fetch", "proxy", "plan")
+    for one, asked in zip((fetch, proxy), EVERYTHING["podTemplate"]["spec"]["initContainers"], strict=True):
+        restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert one == asked | {"securityContext": restricted}
+
+
+@pytest.mark.parametrize(
+    ("asked", "rendered"),
+    [
+        (
+            {"runAsUser": 1000, "capabilities": {"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]}},
+            {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]},
+                "runAsUser": 1000,
+            },
+        ),
+        ({"privileged": True}, {"privileged": True}),
+    ],
+)
+def test_init_container_keeps_what_it_says_of_itself(asked: dict[str, Any], rendered: dict[str, Any]) -> None:
+    own = {"name": "own", "image": "own", "securityContext": asked}
+    first, _ = pod(podTemplate={"spec": {"initContainers": [own]}})["spec"]["initContainers"]
+    assert first["securityContext"] == rendered
+
+
+def test_token_of_the_api_server_is_mounted_under_no_service_account() -> None:
+    for name in (None, "model-reader"):
+        spec = pod(podTemplate={"spec": {"serviceAccountName": name}})["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec.get("serviceAccountName") == name
 
 
 def test_desired_children_survive_yaml() -> None:
@@ -284,6 +363,7 @@ def test_plan_has_the_servers_flags_that_decide_what_fits() -> None:
     [
         ({}, None),
         ({"limits": {"nvidia.com/gpu": 1}}, None),
+        ({"claims": [{"name": "gpu"}]}, None),
         (
             {"limits": {"nvidia.com/gpu": 1, "memory": "8Gi"}, "requests": {"cpu": 2}},
             {"limits": {"memory": "8Gi"}, "requests": {"cpu": 2}},
@@ -298,5 +378,5 @@ def test_plan_asks_for_no_more_than_the_server_and_for_no_gpu(
 
 def test_plan_reads_what_the_server_reads() -> None:
     one, other = plan(**EVERYTHING), container(**EVERYTHING)
-    for name in ("image", "env", "volumeMounts", "securityContext"):
+    for name in ("image", "env", "envFrom", "volumeMounts", "securityContext"):
         assert one[name] == other[name]

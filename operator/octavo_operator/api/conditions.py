@@ -26,6 +26,8 @@ class Reason(StrEnum):
     SERVING = "Serving"
     STOPPED = "Stopped"
     SPEC_INVALID = "SpecInvalid"
+    NOT_ALLOWED = "NotAllowed"
+    SERVICE_ACCOUNT_NOT_FOUND = "ServiceAccountNotFound"
     NAME_TAKEN = "NameTaken"
     APPLY_REJECTED = "ApplyRejected"
     CONTESTED = "Contested"

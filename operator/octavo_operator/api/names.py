@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "ALLOWED_LABEL",
     "CHILDREN",
     "CLAIM",
     "DEPLOYMENT",
@@ -18,6 +19,7 @@ __all__ = [
     "POD",
     "REVISION",
     "SERVICE",
+    "SERVICE_ACCOUNT",
     "STATUS_MANAGER",
     "TEMPLATE_LABEL",
     "UPDATE_ANNOTATION",
@@ -62,6 +64,7 @@ DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudge
 POD = Kind("v1", "Pod", "pods")
 REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
 EVENT = Kind("v1", "Event", "events")
 
 CHILDREN = (SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, DEPLOYMENT)
@@ -80,6 +83,8 @@ OWNER_LABEL = "octavo.dev/inferenceservice"
 """On children and pods: the name of their InferenceService. It alone selects the pods."""
 TEMPLATE_LABEL = "octavo.dev/template"
 """On pods: a digest of the template that they were made from."""
+ALLOWED_LABEL = "octavo.dev/allowed"
+"""On a ServiceAccount: "true" where pods of InferenceServices may run under it."""
 UPDATE_ANNOTATION = "octavo.dev/update"
 """On an InferenceService: each new value asks for pods as the operator renders them now."""
 

@@ -185,7 +185,7 @@ def pod_template(service: InferenceService, *, runtime_image: str) -> Manifest:
     if extra.metadata.annotations:
         metadata["annotations"] = dict(extra.metadata.annotations)
     passed_on = extra.spec.model_dump(
-        mode="json", by_alias=True, exclude_none=True, exclude={"security_context", "volumes"}
+        mode="json", by_alias=True, exclude_none=True, exclude={"security_context", "volumes", "init_containers"}
     )
     spec = passed_on | {
         "automountServiceAccountToken": False,
@@ -198,7 +198,8 @@ def pod_template(service: InferenceService, *, runtime_image: str) -> Manifest:
             **(extra.spec.security_context or {}),
         },
         "terminationGracePeriodSeconds": service.spec.rollout.drain_seconds + STOP_MARGIN_SECONDS,
-        "initContainers": [_plan(service, runtime_image)],
+        # The plan reads what the user's containers may have put into a volume, such as the model.
+        "initContainers": [*map(_init, extra.spec.init_containers or ()), _plan(service, runtime_image)],
         "containers": [_server(service, runtime_image)],
         "volumes": _volumes(service),
     }
@@ -217,13 +218,21 @@ def _volumes(service: InferenceService) -> list[Manifest]:
     return volumes + [dict(volume) for volume in service.spec.pod_template.spec.volumes or ()]
 
 
+def _init(container: Manifest) -> Manifest:
+    """An init container of the user's: restricted, as far as it does not say otherwise."""
+    given = container.get("securityContext", {})
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    # The API server takes no privileged container whose escalation is forbidden.
+    return copy.deepcopy(container | {"securityContext": given if given.get("privileged") else restricted | given})
+
+
 def _plan(service: InferenceService, runtime_image: str) -> Manifest:
     container = _container(service, runtime_image, PLAN, plan_arguments(service))
     given = service.spec.resources.model_dump(mode="json", exclude_defaults=True)
     resources = {
         kind: kept
         for kind, amounts in given.items()
-        if (kept := {name: amount for name, amount in amounts.items() if name in PLAN_RESOURCES})
+        if kind != "claims" and (kept := {name: amount for name, amount in amounts.items() if name in PLAN_RESOURCES})
     }
     return container | ({"resources": resources} if resources else {})
 
@@ -257,7 +266,7 @@ def _container(service: InferenceService, runtime_image: str, name: str, argumen
     if not any(variable["name"] == "HOME" for variable in env):
         # The user has no entry in /etc/passwd and the root file system is read-only: caches need a home.
         env.append({"name": "HOME", "value": "/tmp"})  # noqa: S108 the pod's own emptyDir
-    return {
+    container: Manifest = {
         "name": name,
         "image": runtime.image or runtime_image,
         "command": ["octavo"],
@@ -273,6 +282,9 @@ def _container(service: InferenceService, runtime_image: str, name: str, argumen
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }
+    if runtime.env_from:
+        container["envFrom"] = copy.deepcopy(list(runtime.env_from))
+    return container
 
 
 def _probe(path: str, period: int, failures: int) -> Manifest:
