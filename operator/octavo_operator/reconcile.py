@@ -33,6 +33,7 @@ from octavo_operator.core.digest import digest
 from octavo_operator.core.events import ready_event
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
+from octavo_operator.core.pods import told_plan
 from octavo_operator.core.privileges import account_refusal, refusal
 from octavo_operator.core.revision import Pinned, pin
 from octavo_operator.core.rollout import Stall, Step, next_step, replicas_of, surge_of
@@ -141,7 +142,8 @@ class Reconciler:
         claim = await self._claim_phase(service, memory)
         pinned = pin(service, observed, self._render)
         step = self._step(service, pinned.template, observed, memory)
-        desired = desired_children(service, pinned.template, step)
+        told = told_plan(observed.pods, pinned.template["metadata"]["labels"][TEMPLATE_LABEL]) or {}
+        desired = desired_children(service, pinned.template, step, weights_bytes=told.get("weightsBytes", 0))
         problems = await self._pin(pinned)
         problems += await self._apply(desired, observed, memory)
         present = self._store.observe(key)

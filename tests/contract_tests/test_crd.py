@@ -139,7 +139,7 @@ def test_crd_extra_args_refuse_each_flag_of_the_contract() -> None:
     assert len(flags) > 12
     assert free == {
         "--admission-policy", "--async-scheduling", "--no-async-scheduling", "--check-invariants",
-        "--generation-config", "--kv-cache-memory-max", "--log-level", "--max-connection-age", "--max-num-queued-reqs",
+        "--generation-config", "--kv-cache-memory-max", "--load-timeout", "--log-level", "--max-connection-age", "--max-num-queued-reqs",
         "--max-num-queued-tokens", "--record-trace", "--step-timeout", "--target-itl-ms", "--target-ttft-ms",
         "--time-slice-tokens",
     }  # fmt: skip

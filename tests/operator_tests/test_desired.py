@@ -16,7 +16,6 @@ from octavo_operator.api.names import (
     Manifest,
 )
 from octavo_operator.api.service import InferenceService
-from octavo_operator.core.arguments import is_gpu, plan_arguments, serve_arguments
 from octavo_operator.core.desired import desired_children, pod_template, service_url
 from octavo_operator.core.plan import kind_of
 from octavo_operator.core.rollout import Step
@@ -196,59 +195,6 @@ def test_disruption_budget_never_blocks_a_drain_for_good(replicas: int) -> None:
     assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
 
 
-@pytest.mark.parametrize(
-    ("runtime", "resources", "device"),
-    [
-        ({}, {}, None),
-        ({"device": "auto"}, {}, "--device=auto"),
-        ({"device": "cpu"}, {}, "--device=cpu"),
-        ({}, {"limits": {"nvidia.com/gpu": 1}}, "--device=cuda"),
-        ({"device": "auto"}, {"limits": {"amd.com/gpu": "1"}}, "--device=cuda"),
-        ({}, {"limits": {"nvidia.com/gpu": 0}}, None),
-        ({}, {"limits": {"nvidia.com/gpu.memory": 1}}, "--device=cuda"),
-        ({}, {"limits": {"memory": "1Gi"}}, None),
-    ],
-)
-def test_serve_arguments_device_of_a_gpu_limit_is_never_left_to_chance(
-    runtime: dict[str, Any], resources: dict[str, Any], device: str | None
-) -> None:
-    arguments = serve_arguments(parsed(runtime=runtime, resources=resources))
-    assert [one for one in arguments if one.startswith("--device")] == ([device] if device else [])
-
-
-@pytest.mark.parametrize(
-    ("uri", "path", "claim"),
-    [
-        ("pvc://models/SmolLM2-135M-Instruct", "/models/models/SmolLM2-135M-Instruct", "models"),
-        ("pvc://models", "/models/models", "models"),
-        ("pvc://models/", "/models/models", "models"),
-        ("pvc://a.b-c/x/y/", "/models/a.b-c/x/y", "a.b-c"),
-        ("file:///opt/model", "/opt/model", None),
-        ("file:///opt/model/", "/opt/model", None),
-    ],
-)
-def test_serve_arguments_model_path(uri: str, path: str, claim: str | None) -> None:
-    service = parsed(model={"uri": uri})
-    assert serve_arguments(service)[:2] == ["serve", path]
-    assert service.claim == claim
-    mounts = [mount for mount in container(model={"uri": uri})["volumeMounts"] if mount["name"] == "model"]
-    assert mounts == ([{"name": "model", "mountPath": f"/models/{claim}", "readOnly": True}] if claim else [])
-
-
-@pytest.mark.parametrize(
-    ("enabled", "flag"), [(True, "--enable-prefix-caching"), (False, "--no-enable-prefix-caching")]
-)
-def test_serve_arguments_prefix_caching(enabled: bool, flag: str) -> None:
-    assert serve_arguments(parsed(runtime={"enablePrefixCaching": enabled}))[-1] == flag
-
-
-def test_serve_arguments_scheduling_and_swap() -> None:
-    arguments = serve_arguments(parsed(runtime={"schedulingPolicy": "shortest-first", "swapSpace": "1.5Gi"}))
-    assert {"--scheduling-policy=shortest-first", "--swap-space=1.5Gi"} <= set(arguments)
-    assert "--swap-space=0" in serve_arguments(parsed(runtime={"swapSpace": 0}))
-    assert not any("swap" in one or "policy" in one for one in serve_arguments(parsed(runtime={})))
-
-
 @pytest.mark.parametrize(("drain", "grace"), [(0, 15), (45, 60), (120, 135), (3600, 3615)])
 def test_pod_grace_covers_pre_stop_and_drain(drain: int, grace: int) -> None:
     spec = {"rollout": {"drainSeconds": drain}}
@@ -275,6 +221,25 @@ def test_pod_meets_the_restricted_pod_security_standard() -> None:
         )
 
 
+def test_probes_leave_loading_to_the_runtime() -> None:
+    """/livez answers while the model loads: only the process must listen in time, however large the model is."""
+    server = container(**EVERYTHING)
+    assert {name: server[name]["httpGet"]["path"] for name in server if name.endswith("Probe")} == {
+        "startupProbe": "/livez", "readinessProbe": "/readyz", "livenessProbe": "/livez",
+    }  # fmt: skip
+    startup = server["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 300
+
+
+@pytest.mark.parametrize(("weights", "seconds"), [(0, 2100), (90_000_000_000, 2100), (700_000_000_000, 14_300)])
+def test_progress_deadline_grows_with_the_weights_and_rolls_nothing(weights: int, seconds: int) -> None:
+    object_ = parsed()
+    template = pod_template(object_, runtime_image=IMAGE)
+    deployment = desired_children(object_, template, Step(), weights_bytes=weights)[-1]
+    assert deployment["spec"]["progressDeadlineSeconds"] == seconds
+    assert deployment["spec"]["template"] == template
+
+
 @pytest.mark.parametrize(("port", "url"), [(80, "http://chat.default.svc"), (8080, "http://chat.default.svc:8080")])
 def test_service_url(port: int, url: str) -> None:
     assert service_url(parsed(service={"port": port})) == url
@@ -291,11 +256,6 @@ NO_GPUS = ("cpu", "memory", "hugepages-2Mi", "rdma/hca", "nvidia.com/hostdev", "
 def test_resources_are_passed_on_unchanged(limit: str) -> None:
     resources = {"limits": {limit: 1, "ephemeral-storage": "1000m"}, "requests": {"memory": "1024Mi"}}
     assert container(resources=resources)["resources"] == resources
-
-
-@pytest.mark.parametrize(("names", "expected"), [(GPUS, True), (NO_GPUS, False)])
-def test_is_gpu(names: tuple[str, ...], expected: bool) -> None:
-    assert [is_gpu(name) for name in names] == [expected] * len(names)
 
 
 def test_pod_has_what_the_template_asks_for_under_the_same_names() -> None:
@@ -347,15 +307,6 @@ def test_token_of_the_api_server_is_mounted_under_no_service_account() -> None:
 def test_desired_children_survive_yaml() -> None:
     for one in children(**EVERYTHING):
         assert yaml.safe_load(yaml.safe_dump(one)) == one
-
-
-def test_plan_has_the_servers_flags_that_decide_what_fits() -> None:
-    service = parsed(**EVERYTHING)
-    program, path, *flags = plan_arguments(service)
-    serving = serve_arguments(service)
-    assert (program, path) == ("plan", serving[1])
-    assert set(flags) - set(serving) == {"--json", "--termination-log=/dev/termination-log"}
-    assert "--device=cuda" in plan_arguments(parsed(resources={"limits": {"nvidia.com/gpu": 1}}))
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,17 @@ PRE_STOP_SECONDS = 5
 STOP_MARGIN_SECONDS = 15
 """Grace beyond drainSeconds: the pre-stop sleep, and the exit of both processes."""
 
-START_SECONDS = 1800
-"""How long a model may take to load before the kubelet gives the container up."""
+LISTEN_SECONDS = 300
+"""How long the server may take to listen. How long the model then takes to load is the runtime's to judge (ADR 14)."""
 
-START_PERIOD_SECONDS = 2
+LISTEN_PERIOD_SECONDS = 2
+
+PROGRESS_SECONDS = 2100
+"""How long images, volumes, init containers and loading may take before a rollout without a new ready pod is stuck."""
+
+LOADED_BYTES_PER_SECOND = 50_000_000
+"""Slow storage. Weights that take longer at this rate have longer."""
+
 USER = 65532
 
 PLAN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
@@ -52,19 +59,22 @@ PLAN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 adds nothing to the pod's request, since it has ended when the server starts."""
 
 
-def desired_children(service: InferenceService, template: Manifest, step: Step) -> tuple[Manifest, ...]:
+def desired_children(
+    service: InferenceService, template: Manifest, step: Step, *, weights_bytes: int = 0
+) -> tuple[Manifest, ...]:
     """The children of one InferenceService, ready to be applied, in the order of applying.
 
     Args:
         service: the object.
         template: the pod template: the one that pod_template renders, or an earlier one that is pinned.
         step: what a rollout of type Auto is at.
+        weights_bytes: what a pod of the template loads; 0 as long as none has told.
     """
     return (
         _service(service),
         _network_policy(service),
         _disruption_budget(service),
-        _deployment(service, template, step),
+        _deployment(service, template, step, weights_bytes),
     )
 
 
@@ -145,14 +155,14 @@ def _disruption_budget(service: InferenceService) -> Manifest:
     }
 
 
-def _deployment(service: InferenceService, template: Manifest, step: Step) -> Manifest:
+def _deployment(service: InferenceService, template: Manifest, step: Step, weights_bytes: int) -> Manifest:
     return _metadata(service, DEPLOYMENT) | {
         "spec": {
             "replicas": service.spec.replicas,
             "selector": {"matchLabels": _selector(service)},
             "paused": False,
             "strategy": _strategy(service, step),
-            "progressDeadlineSeconds": START_SECONDS + 300,
+            "progressDeadlineSeconds": max(PROGRESS_SECONDS, LISTEN_SECONDS + weights_bytes // LOADED_BYTES_PER_SECOND),
             "revisionHistoryLimit": 3,
             "template": template,
         },
@@ -242,9 +252,9 @@ def _server(service: InferenceService, runtime_image: str) -> Manifest:
     container |= {
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
-        # A model loads for as long as it takes; only then do the other probes count. A busy server answers late, so
-        # both are patient: overload must not take a pod out of the Service, let alone restart it.
-        "startupProbe": _probe("/readyz", START_PERIOD_SECONDS, START_SECONDS // START_PERIOD_SECONDS),
+        # The server listens before the model loads; from then on /livez tells whether loading makes progress. A busy
+        # server answers late, so all are patient: overload must not take a pod out of the Service, let alone restart it.
+        "startupProbe": _probe("/livez", LISTEN_PERIOD_SECONDS, LISTEN_SECONDS // LISTEN_PERIOD_SECONDS),
         "readinessProbe": _probe("/readyz", 2, 3),
         "livenessProbe": _probe("/livez", 10, 6),
     }
