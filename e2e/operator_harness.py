@@ -39,13 +39,13 @@ NO_IMAGE = "NOT-AN-IMAGE"
 
 
 PROGRAM = """#!/usr/bin/env python3
-import http.server, signal, sys
+import http.server, os, signal, sys
 if sys.argv[1] == "plan":
     sys.exit(0)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200)
+        self.send_response(503 if self.path == "/readyz" and "UNREADY" in os.environ else 200)
         self.end_headers()
     def log_message(self, *_):
         pass

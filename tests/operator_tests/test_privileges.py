@@ -1,6 +1,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo_operator.api.privileges import Privilege
 from octavo_operator.api.service import InferenceService
@@ -56,6 +58,18 @@ def test_refusal_names_field_and_setting_and_ends_with_it(
         assert f"spec.podTemplate.spec.{field} is not allowed" in cause.message
         assert f"--allow={privilege} " in cause.message
     assert refusal(service, [privilege]) is None
+
+
+@given(asked=st.lists(st.sampled_from(ASKING)), allowed=st.sets(st.sampled_from(Privilege)))
+def test_refusal_ends_when_everything_that_is_asked_for_is_allowed(
+    asked: list[tuple[Privilege, str, dict[str, Any]]], allowed: set[Privilege]
+) -> None:
+    pod: dict[str, Any] = {}
+    for _, _, fields in asked:
+        for name, value in fields.items():
+            pod[name] = pod.get(name, []) + value if isinstance(value, list) else pod.get(name, False) or value
+    wanted = {privilege for privilege, _, _ in asked}
+    assert (refusal(parsed(**pod), allowed) is None) is (wanted <= allowed)
 
 
 @pytest.mark.parametrize(
