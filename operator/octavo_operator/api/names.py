@@ -10,6 +10,7 @@ __all__ = [
     "DISRUPTION_BUDGET",
     "EVENT",
     "INFERENCE_SERVICE",
+    "LEASE",
     "MANAGED_BY",
     "MANAGED_SELECTOR",
     "NETWORK_POLICY",
@@ -63,6 +64,7 @@ POD = Kind("v1", "Pod", "pods")
 REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENT = Kind("v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 CHILDREN = (SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, DEPLOYMENT)
 """What an InferenceService has one of each of, under its own name, in the order of applying: pods come last."""
