@@ -66,18 +66,23 @@ def inference_service(name: str = "chat", namespace: str = "default", **spec: An
 class FakeCluster:
     """A ClusterPort without a cluster.
 
+    Args:
+        moment: the time of creation that objects get.
+
     Attributes:
         namespaces: those that exist; applying into another one fails.
         writes: how many requests changed an object or would have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moment: Callable[[], str] = lambda: "2026-01-01T00:00:00Z") -> None:
+        self._moment = moment
         self.namespaces = {"default"}
         self.writes = 0
         self._objects: dict[Kind, dict[Key, Manifest]] = {kind: {} for kind in KINDS.values()}
         self._applied: defaultdict[tuple[Kind, Key], dict[str, Manifest]] = defaultdict(dict)
         self._version = 0
         self._uids = itertools.count(1)
+        self._dead: set[str] = set()
         self._faults: list[tuple[str, Kind, ClusterError]] = []
         self._sinks: list[Callable[[Kind, str, Manifest], None]] = []
 
@@ -104,18 +109,28 @@ class FakeCluster:
         change(edited)
         return self._store(kind, key, edited)
 
-    def delete(self, kind: Kind, key: Key) -> None:
-        """Deletes an object, and what it owns."""
+    def delete(self, kind: Kind, key: Key, *, collect: bool = True) -> None:
+        """Deletes an object; what it owns too, unless `collect` is left for later."""
         gone = self._objects[kind].pop(key)
+        self._dead.add(gone["metadata"]["uid"])
         self._applied.pop((kind, key), None)
         self._version += 1
         gone["metadata"]["resourceVersion"] = str(self._version)
         self._tell(kind, "DELETED", gone)
-        for other, objects in self._objects.items():
-            for name, owned in list(objects.items()):
-                owners = owned["metadata"].get("ownerReferences", ())
-                if any(owner["uid"] == gone["metadata"]["uid"] for owner in owners):
-                    self.delete(other, name)
+        if collect:
+            self.collect()
+
+    def collect(self) -> None:
+        """Deletes whatever has lost all its owners, as the garbage collector does."""
+        for kind, objects in self._objects.items():
+            for key, one in list(objects.items()):
+                owners = one["metadata"].get("ownerReferences", ())
+                if owners and key in objects and all(owner["uid"] in self._dead for owner in owners):
+                    self.delete(kind, key)
+
+    def peek(self, kind: Kind, key: Key) -> Manifest | None:
+        """One object, as `get` answers without faults."""
+        return copy.deepcopy(self._objects[kind].get(key))
 
     def all(self, kind: Kind) -> list[Manifest]:
         """Every object of a kind."""
@@ -135,7 +150,7 @@ class FakeCluster:
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """See ClusterPort."""
         self._raise_fault("get", kind)
-        return copy.deepcopy(self._objects[kind].get((namespace, name)))
+        return self.peek(kind, (namespace, name))
 
     async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
         """See ClusterPort."""
@@ -222,7 +237,7 @@ class FakeCluster:
         live = self._objects[kind].get(key)
         metadata = manifest["metadata"]
         if live is None:
-            metadata |= {"uid": f"uid-{next(self._uids)}", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
+            metadata |= {"uid": f"uid-{next(self._uids)}", "generation": 1, "creationTimestamp": self._moment()}
         else:
             metadata |= {name: live["metadata"][name] for name in ("uid", "generation", "creationTimestamp")}
             metadata["resourceVersion"] = live["metadata"]["resourceVersion"]
