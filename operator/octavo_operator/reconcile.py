@@ -193,7 +193,8 @@ class Reconciler:
             metadata = manifest["metadata"]
             before = memory.applied.get(kind)
             repeats = before is not None and before.sent == digest(manifest)
-            if repeats and self._is_contested(memory, kind):
+            repairs = memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE))
+            if repeats and len(repairs) == REPAIRS_PER_MINUTE and self._monotonic() - repairs[0] < 60:
                 problems.append(_contested(manifest))
                 continue
             try:
@@ -211,16 +212,10 @@ class Reconciler:
             logger.info("applied %s %s/%s", kind.kind, metadata["namespace"], metadata["name"])
             self._store.upsert(kind, answer)
             memory.applied[kind] = remember(manifest, answer)
+            if repeats:
+                # Only what was done counts: attempts while the API server is away are nobody's contest.
+                repairs.append(self._monotonic())
         return problems
-
-    def _is_contested(self, memory: _Memory, kind: Kind) -> bool:
-        """Whether a repair of this child would be one too many; counts it if not."""
-        now = self._monotonic()
-        repairs = memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE))
-        if len(repairs) == REPAIRS_PER_MINUTE and now - repairs[0] < 60:
-            return True
-        repairs.append(now)
-        return False
 
     async def _write(self, manifest: Manifest, present: Manifest | None) -> Manifest:
         metadata = manifest["metadata"]

@@ -136,14 +136,18 @@ class FakeCluster:
         """Every object of a kind."""
         return list(copy.deepcopy(list(self._objects[kind].values())))
 
+    def listed(self, kind: Kind) -> list[Manifest]:
+        """Every object of a kind that the operator lists and watches."""
+        return [copy.deepcopy(one) for one in self._objects[kind].values() if _is_listed(kind, one)]
+
     async def list_all(self, kind: Kind, namespace: str | None) -> Listing:
         """See ClusterPort."""
         self._raise_fault("list_all", kind)
         items = [
             # The items of a list bear no kind.
-            {name: copy.deepcopy(value) for name, value in one.items() if name not in {"apiVersion", "kind"}}
-            for key, one in self._objects[kind].items()
-            if namespace in {None, key[0]} and (kind == INFERENCE_SERVICE or _is_managed(one))
+            {name: value for name, value in one.items() if name not in {"apiVersion", "kind"}}
+            for one in self.listed(kind)
+            if namespace in {None, key_of(one)[0]}
         ]
         return Listing(tuple(items), self._version)
 
@@ -249,11 +253,10 @@ class FakeCluster:
         self._version += 1
         metadata["resourceVersion"] = str(self._version)
         self._objects[kind][key] = manifest
-        was_managed = live is not None and (kind == INFERENCE_SERVICE or _is_managed(live))
-        is_managed = kind == INFERENCE_SERVICE or _is_managed(manifest)
-        if is_managed:
-            self._tell(kind, "MODIFIED" if was_managed else "ADDED", manifest)
-        elif was_managed:
+        was_listed = live is not None and _is_listed(kind, live)
+        if _is_listed(kind, manifest):
+            self._tell(kind, "MODIFIED" if was_listed else "ADDED", manifest)
+        elif was_listed:
             self._tell(kind, "DELETED", manifest)  # what a watch with a selector sees
         return manifest
 
@@ -262,9 +265,9 @@ class FakeCluster:
             sink(kind, event_type, copy.deepcopy(manifest))
 
 
-def _is_managed(manifest: Manifest) -> bool:
+def _is_listed(kind: Kind, manifest: Manifest) -> bool:
     labels: dict[str, str] = manifest["metadata"].get("labels", {})
-    return labels.get(MANAGED_BY) == OPERATOR
+    return kind == INFERENCE_SERVICE or labels.get(MANAGED_BY) == OPERATOR
 
 
 def _item_key(name: str, item: Any) -> tuple[object, ...] | None:

@@ -1,3 +1,4 @@
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -324,6 +325,20 @@ async def test_reconcile_outage_at_any_request_heals(world: World, error: Except
         with pytest.raises(type(error)):
             await world.look()
     assert await world.look() == Outcome()
+    assert world.ready() == ("False", "Starting")
+
+
+@pytest.mark.parametrize("error", [Unavailable("down"), Stale("changed"), Rejected("forbidden", status=403)])
+async def test_reconcile_repair_that_was_not_done_is_no_contest(world: World, error: ClusterError) -> None:
+    """However often it was tried in vain, an edited child is put right as soon as the API server lets it."""
+    await world.look()
+    world.cluster.edit(DEPLOYMENT, KEY, scale)
+    world.cluster.fail_on("apply", DEPLOYMENT, *[error] * 20)
+    for _ in range(20):
+        with suppress(type(error)):
+            await world.look()
+    assert await world.look() == Outcome()
+    assert world.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == 1
     assert world.ready() == ("False", "Starting")
 
 

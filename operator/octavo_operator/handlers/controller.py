@@ -114,7 +114,7 @@ class Controller:
                 tasks.create_task(self._work(), name=f"worker {number}")
 
     def _add(self, keys: Iterable[Key], *, urgent: bool = False) -> None:
-        for key in keys:
+        for key in sorted(keys):  # sets have another order in each process, and a run must be repeatable
             self._queue.add(key, urgent=urgent)
         self._wake.set()
 
