@@ -19,6 +19,7 @@ from octavo_operator.api.names import (
     SERVICE,
     STATUS_MANAGER,
     TEMPLATE_LABEL,
+    UPDATE_ANNOTATION,
     Key,
     Kind,
     Manifest,
@@ -123,8 +124,8 @@ class Reconciler:
         try:
             service = InferenceService.parse(observed.service)
         except SpecInvalid as error:
-            await self._write_status(observed, invalid_status(observed.service, str(error), self._now()))
-            return Outcome()
+            status = invalid_status(observed.service, str(error), self._now())
+            return Outcome(look_again_after=await self._write_status(observed, status))
         claim = await self._claim_phase(service, memory)
         pinned = pin(service, observed, self._render)
         step = self._step(service, pinned.template, observed, memory)
@@ -137,12 +138,13 @@ class Reconciler:
         status = desired_status(
             service, present, desired=desired, problems=problems, pending=pinned.pending, claim=claim, now=self._now()
         )
-        await self._write_status(present, status)
+        edited = await self._write_status(present, status)
         is_taken = any(problem.reason is Reason.NAME_TAKEN for problem in problems)
         dues = (
             self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
             seconds_until_overdue(present.pods, self._now()),
             step.look_again_after,
+            edited,
         )
         return Outcome(
             failed=any(problem.reason is not Reason.NAME_TAKEN for problem in problems),
@@ -259,9 +261,14 @@ class Reconciler:
         first, most = POLL_SECONDS
         return min(most, first + (now - memory.waiting_since) / 10)
 
-    async def _write_status(self, observed: Observed, status: Manifest) -> None:
+    async def _write_status(self, observed: Observed, status: Manifest) -> float | None:
+        """Writes a status that differs.
+
+        Returns:
+            When to look again: at once when the answer brought an edit, since its event will be no news any more.
+        """
         if is_written(status, observed.service):
-            return
+            return None
         metadata = observed.service["metadata"]
         manifest = {
             "apiVersion": INFERENCE_SERVICE.api_version,
@@ -276,6 +283,7 @@ class Reconciler:
         event = ready_event(observed.service, status, self._now())
         if event is not None:
             await self._announce(event)
+        return None if _wish(answer) == _wish(observed.service) else 0.0
 
     async def _announce(self, event: Manifest) -> None:
         """Writes an Event, as far as it can be written: it is told for people, and nothing depends on it."""
@@ -285,6 +293,12 @@ class Reconciler:
             logger.warning("no event %s of %s: %s", event["reason"], event["involvedObject"]["name"], error)
             return
         self._metrics.writes.labels(EVENT.kind).inc()
+
+
+def _wish(service: Manifest) -> tuple[object, object]:
+    """What a user can change that decides what is done."""
+    metadata = service["metadata"]
+    return metadata["generation"], metadata.get("annotations", {}).get(UPDATE_ANNOTATION)
 
 
 def _taken(manifest: Manifest) -> Cause:

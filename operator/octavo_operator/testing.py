@@ -72,23 +72,34 @@ class FakeCluster:
     Attributes:
         namespaces: those that exist; applying into another one fails.
         writes: how many requests changed an object or would have.
+        refusals: how many requests were refused by `refuse`.
     """
 
     def __init__(self, moment: Callable[[], str] = lambda: "2026-01-01T00:00:00Z") -> None:
         self._moment = moment
         self.namespaces = {"default"}
         self.writes = 0
+        self.refusals = 0
         self._objects: dict[Kind, dict[Key, Manifest]] = {kind: {} for kind in KINDS.values()}
         self._applied: defaultdict[tuple[Kind, Key], dict[str, Manifest]] = defaultdict(dict)
         self._version = 0
         self._uids = itertools.count(1)
         self._dead: set[str] = set()
         self._faults: list[tuple[str, Kind, ClusterError]] = []
+        self._refused: dict[tuple[Kind, Key], ClusterError] = {}
         self._sinks: list[Callable[[Kind, str, Manifest], None]] = []
 
     def fail_on(self, method: str, kind: Kind, *errors: ClusterError) -> None:
         """Makes the next calls of a method on a kind raise, one error each."""
         self._faults += [(method, kind, error) for error in errors]
+
+    def refuse(self, kind: Kind, key: Key, error: ClusterError) -> None:
+        """Makes every apply of an object raise."""
+        self._refused[kind, key] = error
+
+    def refuse_nothing(self) -> None:
+        """Ends all of this."""
+        self._refused.clear()
 
     def subscribe(self, sink: Callable[[Kind, str, Manifest], None]) -> None:
         """Sends (kind, event type, object) of every later change."""
@@ -161,6 +172,9 @@ class FakeCluster:
         kind, key = KINDS[manifest["kind"]], key_of(manifest)
         self._raise_fault("apply", kind)
         self.writes += 1
+        if (kind, key) in self._refused:
+            self.refusals += 1
+            raise self._refused[kind, key]
         if key[0] not in self.namespaces:
             raise Gone(f'namespaces "{key[0]}" not found')
         live = self._objects[kind].get(key)

@@ -110,6 +110,31 @@ async def test_reconcile_object_replaced_under_a_look_gets_no_status_of_its_pred
     assert "status" not in successor
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one: one["spec"].update(replicas=4),
+        lambda one: one["metadata"].update(annotations={"octavo.dev/update": "now"}),
+        lambda one: one["spec"].update(turbo=2),
+    ],
+    ids=["spec", "annotation", "field of a newer CRD"],
+)
+@pytest.mark.parametrize("before", [{}, {"turbo": 1}], ids=["valid", "invalid"])
+async def test_reconcile_edit_that_the_answer_brings_before_its_event(
+    world: World, change: Any, before: dict[str, Any]
+) -> None:
+    """The status is written onto an edited object. What the watch tells of the edit then is older than the answer."""
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(before))
+    world.cluster.unsubscribe()
+    edited = world.cluster.edit(INFERENCE_SERVICE, KEY, change)
+    outcome = await world.look()
+    assert world.store.upsert(INFERENCE_SERVICE, edited) == set()
+    assert outcome.look_again_after == 0.0
+    assert (await world.look()).look_again_after is None
+    (service,) = world.cluster.all(INFERENCE_SERVICE)
+    assert service["status"]["observedGeneration"] == service["metadata"]["generation"]
+
+
 async def test_reconcile_adds_neither_finalizer_nor_annotation(world: World) -> None:
     await world.look()
     (service,) = world.cluster.all(INFERENCE_SERVICE)

@@ -68,7 +68,8 @@ class Judge:
         allowed: writes without effect that are no fault: after a start, or when an answer was lost.
         broken: what does not hold, in words.
         changed_at: when anything changed, or an operator wrote.
-        writes: how often operators wrote.
+        writes: how often operators wrote, by InferenceService.
+        writes_by_kind: the same by kind.
     """
 
     cluster: FakeCluster
@@ -81,6 +82,7 @@ class Judge:
     broken: list[str] = field(default_factory=list)
     changed_at: float = 0.0
     writes: Counter[Key] = field(default_factory=Counter)
+    writes_by_kind: Counter[Kind] = field(default_factory=Counter)
     _useless: Counter[Key] = field(default_factory=Counter)
     _by_users: Counter[Key] = field(default_factory=Counter)
     _by_others: Counter[Key] = field(default_factory=Counter)
@@ -103,13 +105,14 @@ class Judge:
         """Judges an operator's write of this object, which is done inside."""
         kind, key, owner = KINDS[manifest["kind"]], key_of(manifest), _owner(manifest)
         before = self.cluster.peek(kind, key)
-        self.writes[owner] += 1
         self.changed_at = seconds()
         self._is_operators = True
         try:
             yield
         finally:
             self._is_operators = False
+        self.writes[owner] += 1
+        self.writes_by_kind[kind] += 1
         after = self.cluster.peek(kind, key)
         if before == after:
             self._useless[owner] += 1

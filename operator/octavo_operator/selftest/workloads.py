@@ -13,7 +13,7 @@ from enum import StrEnum
 from random import Random
 from typing import Any
 
-from octavo_operator.api.names import DEPLOYMENT, POD, Key, Kind, Manifest, key_of
+from octavo_operator.api.names import CLAIM, DEPLOYMENT, POD, Key, Kind, Manifest, key_of
 from octavo_operator.core.digest import digest
 from octavo_operator.selftest.clock import moment, now
 from octavo_operator.selftest.deployments import next_sizes, victims
@@ -46,6 +46,7 @@ class PodModel:
     owner: Key
     revision: str
     fate: str
+    claim: Key | None = None
     ready: bool = False
     placed: bool = False
     leaves: bool = False
@@ -114,11 +115,23 @@ class Workloads:
             pod, {"phase": "Failed", "reason": "Evicted", "message": "the node was low on memory"}, Ready="False"
         )
 
-    def sync_all(self) -> None:
-        """Looks at every Deployment, as when the world has got other rules."""
-        for manifest in self.cluster.all(DEPLOYMENT):
-            self._mark(key_of(manifest))
-        self._schedule()
+    def schedule(self) -> None:
+        """Finds nodes for the pods that wait; call it when a claim has come."""
+        for pod in list(self._waiting.values()):
+            obstacle = self._obstacle(pod)
+            if obstacle:
+                self._write(pod, {}, PodScheduled=("False", obstacle))
+                continue
+            del self._waiting[pod.key]
+            pod.placed = True
+            self._occupied += 1
+            self._write(pod, {}, PodScheduled="True", PodReadyToStartContainers="False", Ready="False")
+            self._later((0.05, 0.5), pod, self._set_up)
+
+    def _obstacle(self, pod: PodModel) -> str:
+        if pod.claim is not None and self.cluster.peek(CLAIM, pod.claim) is None:
+            return f'persistentvolumeclaim "{pod.claim[1]}" not found'
+        return NO_ROOM if pod.fate == Fate.NO_ROOM or self._occupied >= self.gpus else ""
 
     def _hear(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
         if kind is DEPLOYMENT:
@@ -182,8 +195,13 @@ class Workloads:
         template = deployment["spec"]["template"]
         self._born += 1
         key = owner[0], f"{owner[1]}-{revision[:6]}-{self._born}"
-        image = template["spec"]["containers"][0]["image"]
-        pod = PodModel(key, owner, revision, image)
+        claims = [
+            volume["persistentVolumeClaim"]["claimName"]
+            for volume in template["spec"]["volumes"]
+            if "persistentVolumeClaim" in volume
+        ]
+        claim = (key[0], claims[0]) if claims else None
+        pod = PodModel(key, owner, revision, template["spec"]["containers"][0]["image"], claim)
         self.pods[key] = self._owned[owner][key] = pod
         metadata = {
             "name": key[1],
@@ -193,18 +211,7 @@ class Workloads:
         }
         self.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}})
         self._waiting[key] = pod
-        self._later((0.05, 0.5), pod, lambda _: self._schedule())
-
-    def _schedule(self) -> None:
-        for pod in list(self._waiting.values()):
-            if pod.fate != Fate.NO_ROOM and self._occupied < self.gpus:
-                del self._waiting[pod.key]
-                pod.placed = True
-                self._occupied += 1
-                self._write(pod, {}, PodScheduled="True", PodReadyToStartContainers="False", Ready="False")
-                self._later((0.05, 0.5), pod, self._set_up)
-            else:
-                self._write(pod, {}, PodScheduled=("False", NO_ROOM))
+        self._later((0.05, 0.5), pod, lambda _: self.schedule())
 
     def _set_up(self, pod: PodModel) -> None:
         """Volumes and network are there, the plan has run, the server starts, as far as its fate lets it."""
@@ -251,7 +258,7 @@ class Workloads:
         if pod.placed:
             pod.placed = False
             self._occupied -= 1
-            asyncio.get_running_loop().call_soon(self._schedule)
+            asyncio.get_running_loop().call_soon(self.schedule)
 
     def _later(
         self, between: tuple[float, float], pod: PodModel, act: Callable[[PodModel], Any], *, leaving: bool = False

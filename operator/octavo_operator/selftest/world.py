@@ -1,15 +1,15 @@
 """A cluster in memory with users, workloads and operators, all on the clock of the running loop."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import (
     DEPLOYMENT,
     INFERENCE_SERVICE,
-    POD,
     SERVICE,
     UPDATE_ANNOTATION,
     Key,
@@ -22,7 +22,7 @@ from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile import Reconciler
 from octavo_operator.selftest.clock import moment, now, seconds
 from octavo_operator.selftest.connection import Connection, Faults, Watch
-from octavo_operator.selftest.judge import Judge
+from octavo_operator.selftest.judge import Judge, ready_of
 from octavo_operator.selftest.workloads import Fate, Workloads
 from octavo_operator.testing import FakeCluster, inference_service
 
@@ -160,11 +160,11 @@ class World:
         metadata = {"namespace": NAMESPACE, "name": name, "labels": labels}
         return self.cluster.put({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec})
 
-    def vandalise(self, key: Key) -> None:
-        """Somebody deletes a child of this object, or changes a field of it that is ours."""
+    def vandalise(self, key: Key) -> bool:
+        """Somebody deletes a child of this object, or changes a field of it that is ours, if there is one."""
         kind = self.random.choice([DEPLOYMENT, SERVICE])
         if self.cluster.peek(kind, key) is None:
-            return
+            return False
         changes: list[Callable[[Manifest], object]] = [
             lambda live: live["metadata"].update(labels={}),
             lambda live: live["metadata"].pop("ownerReferences", None),
@@ -187,6 +187,19 @@ class World:
             self.cluster.delete(kind, key)
         else:
             self.cluster.edit(kind, key, changes[choice])
+        return True
+
+    def expect_ready(self, key: Key, reason: Reason) -> None:
+        """Ready must have this reason now."""
+        service = self.cluster.peek(INFERENCE_SERVICE, key)
+        told = ready_of(service)[1] if service else "nothing"
+        if told != reason:
+            self.judge.fail(f"{key[1]}: Ready tells {told} instead of {reason}")
+
+    def applied_replicas(self, key: Key) -> int:
+        """How many pods the Deployment of an object should have; 0 when there is none."""
+        deployment = self.cluster.peek(DEPLOYMENT, key)
+        return int(deployment["spec"]["replicas"]) if deployment else 0
 
     async def rest(self, *, within: float | None = None, of: str = "everything is put right") -> float:
         """Waits until nothing changes any more, and lets the judge look at everything.
@@ -213,11 +226,6 @@ class World:
         self.judge.check()
         return took
 
-    def pods(self, keys: Iterable[Key]) -> set[str]:
-        """The uids of the pods of some objects."""
-        owners = set(keys)
-        return {
-            one["metadata"]["uid"]
-            for one in self.cluster.all(POD)
-            if self.workloads.pods[NAMESPACE, one["metadata"]["name"]].owner in owners
-        }
+    def uids(self, kind: Kind) -> set[str]:
+        """The uids of all objects of a kind."""
+        return {one["metadata"]["uid"] for one in self.cluster.all(kind)}

@@ -4,13 +4,10 @@ import asyncio
 
 from octavo_operator.api.names import Key
 from octavo_operator.errors import ClusterError, Rejected, Unavailable
-from octavo_operator.selftest.promises.model import Promise
+from octavo_operator.selftest.promises.model import STARTED, Promise
 from octavo_operator.selftest.world import World
 
 __all__ = ["PROMISES"]
-
-STARTED = 20.0
-"""Seconds in which pods have started, and others have drained, when nothing goes wrong any more."""
 
 
 async def _edits(world: World, keys: list[Key], count: int, *, within: float) -> None:

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from octavo_operator.selftest.world import World
 
-__all__ = ["Promise"]
+__all__ = ["STARTED", "Promise"]
+
+STARTED = 20.0
+"""Seconds in which pods have started, and others have drained, when nothing goes wrong any more."""
 
 
 @dataclass(frozen=True, slots=True)
