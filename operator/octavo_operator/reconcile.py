@@ -19,6 +19,7 @@ from octavo_operator.api.names import (
     SERVICE,
     STATUS_MANAGER,
     TEMPLATE_LABEL,
+    UPDATE_ANNOTATION,
     Key,
     Kind,
     Manifest,
@@ -123,8 +124,8 @@ class Reconciler:
         try:
             service = InferenceService.parse(observed.service)
         except SpecInvalid as error:
-            await self._write_status(observed, invalid_status(observed.service, str(error), self._now()))
-            return Outcome()
+            status = invalid_status(observed.service, str(error), self._now())
+            return Outcome(look_again_after=await self._write_status(observed, status))
         claim = await self._claim_phase(service, memory)
         pinned = pin(service, observed, self._render)
         step = self._step(service, pinned.template, observed, memory)
@@ -137,12 +138,13 @@ class Reconciler:
         status = desired_status(
             service, present, desired=desired, problems=problems, pending=pinned.pending, claim=claim, now=self._now()
         )
-        await self._write_status(present, status)
+        edited = await self._write_status(present, status)
         is_taken = any(problem.reason is Reason.NAME_TAKEN for problem in problems)
         dues = (
             self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
             seconds_until_overdue(present.pods, self._now()),
             step.look_again_after,
+            edited,
         )
         return Outcome(
             failed=any(problem.reason is not Reason.NAME_TAKEN for problem in problems),
@@ -193,7 +195,8 @@ class Reconciler:
             metadata = manifest["metadata"]
             before = memory.applied.get(kind)
             repeats = before is not None and before.sent == digest(manifest)
-            if repeats and self._is_contested(memory, kind):
+            repairs = memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE))
+            if repeats and len(repairs) == REPAIRS_PER_MINUTE and self._monotonic() - repairs[0] < 60:
                 problems.append(_contested(manifest))
                 continue
             try:
@@ -211,16 +214,10 @@ class Reconciler:
             logger.info("applied %s %s/%s", kind.kind, metadata["namespace"], metadata["name"])
             self._store.upsert(kind, answer)
             memory.applied[kind] = remember(manifest, answer)
+            if repeats:
+                # Only what was done counts: attempts while the API server is away are nobody's contest.
+                repairs.append(self._monotonic())
         return problems
-
-    def _is_contested(self, memory: _Memory, kind: Kind) -> bool:
-        """Whether a repair of this child would be one too many; counts it if not."""
-        now = self._monotonic()
-        repairs = memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE))
-        if len(repairs) == REPAIRS_PER_MINUTE and now - repairs[0] < 60:
-            return True
-        repairs.append(now)
-        return False
 
     async def _write(self, manifest: Manifest, present: Manifest | None) -> Manifest:
         metadata = manifest["metadata"]
@@ -264,9 +261,14 @@ class Reconciler:
         first, most = POLL_SECONDS
         return min(most, first + (now - memory.waiting_since) / 10)
 
-    async def _write_status(self, observed: Observed, status: Manifest) -> None:
+    async def _write_status(self, observed: Observed, status: Manifest) -> float | None:
+        """Writes a status that differs.
+
+        Returns:
+            When to look again: at once when the answer brought an edit, since its event will be no news any more.
+        """
         if is_written(status, observed.service):
-            return
+            return None
         metadata = observed.service["metadata"]
         manifest = {
             "apiVersion": INFERENCE_SERVICE.api_version,
@@ -281,6 +283,7 @@ class Reconciler:
         event = ready_event(observed.service, status, self._now())
         if event is not None:
             await self._announce(event)
+        return None if _wish(answer) == _wish(observed.service) else 0.0
 
     async def _announce(self, event: Manifest) -> None:
         """Writes an Event, as far as it can be written: it is told for people, and nothing depends on it."""
@@ -290,6 +293,12 @@ class Reconciler:
             logger.warning("no event %s of %s: %s", event["reason"], event["involvedObject"]["name"], error)
             return
         self._metrics.writes.labels(EVENT.kind).inc()
+
+
+def _wish(service: Manifest) -> tuple[object, object]:
+    """What a user can change that decides what is done."""
+    metadata = service["metadata"]
+    return metadata["generation"], metadata.get("annotations", {}).get(UPDATE_ANNOTATION)
 
 
 def _taken(manifest: Manifest) -> Cause:
