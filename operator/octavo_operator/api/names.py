@@ -6,6 +6,7 @@ from typing import Any
 __all__ = [
     "CHILDREN",
     "CLAIM",
+    "DECISIONS_ANNOTATION",
     "DEPLOYMENT",
     "DISRUPTION_BUDGET",
     "EVENT",
@@ -84,6 +85,8 @@ TEMPLATE_LABEL = "octavo.dev/template"
 """On pods: a digest of the template that they were made from."""
 UPDATE_ANNOTATION = "octavo.dev/update"
 """On an InferenceService: each new value asks for pods as the operator renders them now."""
+DECISIONS_ANNOTATION = "octavo.dev/decisions"
+"""On a ControllerRevision: the operator's last decisions about the InferenceService."""
 
 
 def key_of(manifest: Manifest) -> Key:

@@ -243,7 +243,7 @@ class Judge:
         if not is_written(expected, observed.service):
             present = observed.service.get("status", {})
             self.fail(f"{name}: its status is not what is there: {first_difference(present, expected)}")
-        wanted, counts = service.spec.replicas, deployment.get("status", {})
+        wanted, counts = service.wanted, deployment.get("status", {})
         serves = wanted > 0 and self.ready(service.key) == wanted == counts["updatedReplicas"] == counts["replicas"]
         if (ready_of(observed.service)[0] == "True") != serves:
             self.fail(
