@@ -285,6 +285,27 @@ def test_scale_and_a_later_apply_without_replicas(kubectl: Kubectl) -> None:
     eventually(lambda: reason(kubectl) == "Stopped")
 
 
+def test_suspend_stops_the_pods_and_resume_brings_as_many_back(kubectl: Kubectl) -> None:
+    created(kubectl, replicas=2)
+    eventually(lambda: len(kubectl.get("pods")) == 2)
+    before = kubectl.get("deployment", "chat")
+    kubectl.patch("isvc/chat", {"spec": {"suspend": True}})
+    eventually(lambda: reason(kubectl) == "Suspended")
+    eventually(lambda: not kubectl.get("pods"), 30)
+    eventually(lambda: reason(kubectl, "Progressing") == "Complete")
+    assert kubectl("get", "isvc", "chat", "--no-headers").split()[1:5] == ["False", "Suspended", "0", "2"]
+    found = kubectl.get("isvc", "chat")
+    assert (found["status"]["replicas"], found["status"]["selector"]) == (0, "octavo.dev/inferenceservice=chat")
+    kubectl("scale", "isvc/chat", "--replicas=3")
+    settled(kubectl)
+    assert kubectl.get("deployment", "chat")["spec"]["replicas"] == 0
+    kubectl.patch("isvc/chat", {"spec": {"suspend": False}})
+    eventually(lambda: len(kubectl.get("pods")) == 3)
+    after = kubectl.get("deployment", "chat")
+    assert after["spec"]["template"] == before["spec"]["template"]
+    assert after["spec"]["strategy"] == before["spec"]["strategy"]
+
+
 def test_horizontal_pod_autoscaler_can_use_scale(kubectl: Kubectl) -> None:
     created(kubectl)
     target = {"apiVersion": "octavo.dev/v1alpha1", "kind": "InferenceService", "name": "chat"}

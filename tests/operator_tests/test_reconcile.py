@@ -1,4 +1,5 @@
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -111,6 +112,31 @@ async def test_reconcile_object_replaced_under_a_look_gets_no_status_of_its_pred
     (successor,) = world.cluster.all(INFERENCE_SERVICE)
     assert successor["spec"]["replicas"] == 4
     assert "status" not in successor
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one: one["spec"].update(replicas=4),
+        lambda one: one["metadata"].update(annotations={"octavo.dev/update": "now"}),
+        lambda one: one["spec"].update(turbo=2),
+    ],
+    ids=["spec", "annotation", "field of a newer CRD"],
+)
+@pytest.mark.parametrize("before", [{}, {"turbo": 1}], ids=["valid", "invalid"])
+async def test_reconcile_edit_that_the_answer_brings_before_its_event(
+    world: World, change: Any, before: dict[str, Any]
+) -> None:
+    """The status is written onto an edited object. What the watch tells of the edit then is older than the answer."""
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(before))
+    world.cluster.unsubscribe()
+    edited = world.cluster.edit(INFERENCE_SERVICE, KEY, change)
+    outcome = await world.look()
+    assert world.store.upsert(INFERENCE_SERVICE, edited) == set()
+    assert outcome.look_again_after == 0.0
+    assert (await world.look()).look_again_after is None
+    (service,) = world.cluster.all(INFERENCE_SERVICE)
+    assert service["status"]["observedGeneration"] == service["metadata"]["generation"]
 
 
 async def test_reconcile_adds_neither_finalizer_nor_annotation(world: World) -> None:
@@ -328,6 +354,20 @@ async def test_reconcile_outage_at_any_request_heals(world: World, error: Except
         with pytest.raises(type(error)):
             await world.look()
     assert await world.look() == Outcome()
+    assert world.ready() == ("False", "Starting")
+
+
+@pytest.mark.parametrize("error", [Unavailable("down"), Stale("changed"), Rejected("forbidden", status=403)])
+async def test_reconcile_repair_that_was_not_done_is_no_contest(world: World, error: ClusterError) -> None:
+    """However often it was tried in vain, an edited child is put right as soon as the API server lets it."""
+    await world.look()
+    world.cluster.edit(DEPLOYMENT, KEY, scale)
+    world.cluster.fail_on("apply", DEPLOYMENT, *[error] * 20)
+    for _ in range(20):
+        with suppress(type(error)):
+            await world.look()
+    assert await world.look() == Outcome()
+    assert world.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == 1
     assert world.ready() == ("False", "Starting")
 
 

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     # Ready: the operator's own findings
     SERVING = "Serving"
     STOPPED = "Stopped"
+    SUSPENDED = "Suspended"
     SPEC_INVALID = "SpecInvalid"
     NOT_ALLOWED = "NotAllowed"
     SERVICE_ACCOUNT_NOT_FOUND = "ServiceAccountNotFound"

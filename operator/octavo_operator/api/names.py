@@ -7,10 +7,12 @@ __all__ = [
     "ALLOWED_LABEL",
     "CHILDREN",
     "CLAIM",
+    "DECISIONS_ANNOTATION",
     "DEPLOYMENT",
     "DISRUPTION_BUDGET",
     "EVENT",
     "INFERENCE_SERVICE",
+    "LEASE",
     "MANAGED_BY",
     "MANAGED_SELECTOR",
     "NETWORK_POLICY",
@@ -66,6 +68,7 @@ REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
 EVENT = Kind("v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 CHILDREN = (SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, DEPLOYMENT)
 """What an InferenceService has one of each of, under its own name, in the order of applying: pods come last."""
@@ -87,6 +90,8 @@ ALLOWED_LABEL = "octavo.dev/allowed"
 """On a ServiceAccount: "true" where pods of InferenceServices may run under it."""
 UPDATE_ANNOTATION = "octavo.dev/update"
 """On an InferenceService: each new value asks for pods as the operator renders them now."""
+DECISIONS_ANNOTATION = "octavo.dev/decisions"
+"""On a ControllerRevision: the operator's last decisions about the InferenceService."""
 
 
 def key_of(manifest: Manifest) -> Key:

@@ -158,7 +158,7 @@ def _disruption_budget(service: InferenceService) -> Manifest:
 def _deployment(service: InferenceService, template: Manifest, step: Step, weights_bytes: int) -> Manifest:
     return _metadata(service, DEPLOYMENT) | {
         "spec": {
-            "replicas": service.spec.replicas,
+            "replicas": service.wanted,
             "selector": {"matchLabels": _selector(service)},
             "paused": False,
             "strategy": _strategy(service, step),
