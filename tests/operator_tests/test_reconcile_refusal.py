@@ -84,7 +84,7 @@ async def test_reconcile_service_account_heals_by_itself(world: World) -> None:
     assert (await world.look()).look_again_after is None
 
 
-async def test_reconcile_service_account_taken_away_is_told_within_a_minute(world: World) -> None:
+async def test_reconcile_service_account_taken_away_is_told_by_a_look_a_minute_later(world: World) -> None:
     world.cluster.put(account(**{"octavo.dev/allowed": "true"}))
     ask(world, serviceAccountName="reader")
     await world.look()
