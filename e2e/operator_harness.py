@@ -290,7 +290,9 @@ class FaultyProxy:
     """A way to the API server that can fail: every request passes through, until it is told otherwise.
 
     Attributes:
-        down: answers 503 to everything.
+        down: answers `status` to everything.
+        status: the HTTP status of an outage.
+        mute: watches stay open, and nothing comes through them.
         gone_watches: how many of the next watches have expired: 410 Gone as their only event, as an API server does it.
         missing: a resource that is answered 404, as if its CRD were not there.
     """
@@ -300,6 +302,8 @@ class FaultyProxy:
         authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
         self._tls = ssl.create_default_context(cadata=authority)
         self.down = False
+        self.status = 503
+        self.mute = False
         self.gone_watches = 0
         self.missing = ""
         self.port = free_port()
@@ -346,7 +350,7 @@ class FaultyProxy:
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         if self.down:
-            return web.json_response({"kind": "Status", "message": "the proxy plays dead"}, status=503)
+            return web.json_response({"kind": "Status", "message": "the proxy plays dead"}, status=self.status)
         if self.missing and f"/{self.missing}" in request.path:
             return web.Response(status=404, text="404 page not found\n")
         watching = request.query.get("watch") in {"true", "1"}
@@ -371,7 +375,8 @@ class FaultyProxy:
                 self._streams.add(task)
             try:
                 async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
+                    if not (watching and self.mute):
+                        await response.write(chunk)
             finally:
                 self._streams.discard(task)
                 if answer.connection is not None and answer.connection.transport is not None:

@@ -24,6 +24,7 @@ __all__ = [
     "Kind",
     "Manifest",
     "key_of",
+    "version_of",
 ]
 
 Manifest = dict[str, Any]
@@ -81,3 +82,8 @@ UPDATE_ANNOTATION = "octavo.dev/update"
 def key_of(manifest: Manifest) -> Key:
     """The (namespace, name) of an object."""
     return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def version_of(manifest: Manifest) -> int:
+    """The resourceVersion of an object; the API server orders them."""
+    return int(manifest["metadata"]["resourceVersion"])
