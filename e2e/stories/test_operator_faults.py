@@ -15,11 +15,11 @@ import pytest
 
 from cluster import namespaces
 from cluster.layout import Layout
+from faulty_proxy import FaultyProxy
 from octavo_operator.cluster.client import KubernetesClient
 from octavo_operator.promises import PROMISES
 from operator_harness import (
     NO_IMAGE,
-    FaultyProxy,
     Kubectl,
     OperatorProcess,
     World,
@@ -214,7 +214,8 @@ def test_silent_watch_is_told_by_livez(world: World, kubectl: Kubectl, proxy: Fa
         follows(kubectl, 1, 10)  # by the list; the answer to its own write must not count as news from the watch
         livez = f"http://127.0.0.1:{process.port}/livez"
         assert fetch(livez)[0] == 200
-        found = eventually(lambda: (answer := fetch(livez))[0] == 503 and answer[1], 110, every=1.0)
+        eventually(lambda: fetch(livez)[0] == 503, 110, every=1.0)
+        found = fetch(livez)[1]
         assert "watches that deliver nothing any more" in found
         assert "InferenceService" in found
         assert "silent watches" in process.log.read_text()
