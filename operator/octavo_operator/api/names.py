@@ -30,6 +30,7 @@ __all__ = [
     "Kind",
     "Manifest",
     "key_of",
+    "version_of",
 ]
 
 Manifest = dict[str, Any]
@@ -97,3 +98,8 @@ DECISIONS_ANNOTATION = "octavo.dev/decisions"
 def key_of(manifest: Manifest) -> Key:
     """The (namespace, name) of an object."""
     return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def version_of(manifest: Manifest) -> int:
+    """The resourceVersion of an object; the API server orders them."""
+    return int(manifest["metadata"]["resourceVersion"])
