@@ -68,7 +68,7 @@ async def test_reconcile_rollout_is_told_from_the_edit_to_its_end(world: World) 
     assert inputs == {
         "before": {"maxSurge": 1, "maxUnavailable": 0},
         "wanted": 1,
-        "pods": {"new, without a node": 1, "old, ready": 1},
+        "pods": {"new without a node": 1, "old ready": 1},
     }
     writes = world.cluster.writes
     await world.look()

@@ -93,7 +93,7 @@ def deployment_decisions(
         made.append(Decision(Subject.TEMPLATE, what, pinned.change, inputs))
     surge = surge_of(observed.children[DEPLOYMENT])
     if service.spec.rollout.type == "Auto" and surge != (step.max_surge, step.max_unavailable):
-        pods = (f"{'new' if one.is_new else 'old'}, {_state(one)}" for one in replicas)
+        pods = (f"{'new' if one.is_new else 'old'} {_state(one)}" for one in replicas)
         inputs = {
             "before": None if surge is None else {"maxSurge": surge[0], "maxUnavailable": surge[1]},
             "wanted": service.spec.replicas,
