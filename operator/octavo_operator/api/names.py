@@ -11,6 +11,7 @@ __all__ = [
     "INFERENCE_SERVICE",
     "MANAGED_BY",
     "MANAGED_SELECTOR",
+    "NODE",
     "OPERATOR",
     "OWNER_LABEL",
     "POD",
@@ -59,6 +60,7 @@ POD = Kind("v1", "Pod", "pods")
 REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENT = Kind("v1", "Event", "events")
+NODE = Kind("v1", "Node", "nodes")
 
 WATCHED = (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, REVISION)
 

@@ -2,36 +2,28 @@
 
 import argparse
 import asyncio
-import json
 import logging
 import os
+import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from octavo_operator.errors import OperatorError, Rejected, SettingsError, Unavailable
-from octavo_operator.plugin.kubeconfig import Target, find_target
-
-if TYPE_CHECKING:
-    from octavo_operator.cluster.user import UserCluster
-    from octavo_operator.plugin.screen import Paint
-
-    Command = Callable[[UserCluster, Target, argparse.Namespace], Awaitable[int]]
+from octavo_operator.errors import OperatorError, Rejected, SettingsError, SpecInvalid, Unavailable
+from octavo_operator.plugin.kubeconfig import find_target
 
 __all__ = ["main", "run"]
 
-EXIT_OK = 0
-EXIT_NO = 1
 EXIT_USAGE = 2
 EXIT_UNANSWERED = 3
+EXIT_INTERRUPTED = 130
 
-DESCRIPTION = "Ask about InferenceServices: whether they serve, and why not."
+DESCRIPTION = "Ask about InferenceServices: whether they serve and why not, and what a change would do."
 
 EPILOG = """\
 examples:
   kubectl octavo status chat               does it serve; if not, why, since when, what to do
   kubectl octavo why chat                  what the operator decided, and from what
+  kubectl octavo plan -f chat.yaml         what applying this would do: pods, memory, nodes
 
 exit codes: 0 yes · 1 no, or not yet (each command says what that means) · 2 the command line cannot be understood ·
 3 there is no answer: no way to the cluster, no such object, missing rights
@@ -66,24 +58,52 @@ examples:
   kubectl octavo why chat -o json | jq '.decisions[] | select(.subject == "Rollout")'
 """
 
+PLAN = """\
+What applying FILE would do, without applying it:
+  - what the API server says to it: a dry run of kubectl apply, admission's errors as they are
+  - whether pods would be replaced, or only settings changed
+  - memory of the weights and of the KV cache, and how many requests fit: from the pods that run, where model and flags
+    stay as they are; otherwise `octavo plan` runs in a pod of yours, restricted, for some seconds, and is deleted
+  - which nodes could take such a pod now. Needs the rights to list nodes, and pods of all namespaces
+
+What the operator would render is told by this program, which knows one version of the operator: its own.
+
+exit code: 0 when it would be accepted, 1 when it is refused or the model could not be served.
+"""
+
+PLAN_EXAMPLES = """\
+examples:
+  kubectl octavo plan -f chat.yaml
+  kubectl octavo plan -f chat.yaml --no-pod          start nothing
+  kubectl octavo plan -f chat.yaml --gpu-memory 80Gi      what fits on a GPU of this size
+  kustomize build . | kubectl octavo plan -f - -o json | jq '.objects[].podsReplaced'
+"""
+
 
 def main() -> None:
     """The entry point."""
     logging.basicConfig(format="%(message)s", level=logging.ERROR)
     try:
-        sys.exit(asyncio.run(run(sys.argv[1:], os.environ)))
+        sys.exit(asyncio.run(_run_until_signal(sys.argv[1:])))
     except SettingsError as error:
         _complain(str(error))
         sys.exit(EXIT_USAGE)
     except OperatorError as error:
         _complain(str(error), _hint(error))
         sys.exit(EXIT_UNANSWERED)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         # Whoever reads us has read enough, as head does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_OK)
+
+
+async def _run_until_signal(arguments: Sequence[str]) -> int:
+    """SIGTERM ends a command as Ctrl-C does: what it has made in the cluster is deleted first."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run(arguments, os.environ)
 
 
 async def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -95,54 +115,21 @@ async def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     given = _parser().parse_args(arguments)
     target = find_target(given.kubeconfig, given.context, given.namespace, environment)
+    # Half a second, which --help and a wrong flag need not wait for.
     from octavo_operator.cluster.user import UserCluster
+    from octavo_operator.plugin import commands
 
     cluster = await UserCluster.connect(target.kubeconfig, context=target.context, trust_env=True)
     try:
-        command: Command = given.command
-        return await command(cluster, target, given)
+        match given.command:
+            case "status":
+                return await commands.status(cluster, target, given)
+            case "why":
+                return await commands.why(cluster, target, given)
+            case _:
+                return await commands.plan(cluster, target, given)
     finally:
         await cluster.close()
-
-
-async def _status(cluster: "UserCluster", target: Target, arguments: argparse.Namespace) -> int:
-    from octavo_operator.plugin.facts import gather
-    from octavo_operator.plugin.status import as_json, is_ready, screen
-
-    facts = await gather(cluster, target.namespace, arguments.name)
-    now = _now()
-    if arguments.output == "json":
-        _print_json(as_json(facts, now))
-    else:
-        print(screen(facts, now, _paint()))
-    return EXIT_OK if is_ready(facts) else EXIT_NO
-
-
-async def _why(cluster: "UserCluster", target: Target, arguments: argparse.Namespace) -> int:
-    from octavo_operator.plugin.facts import gather
-    from octavo_operator.plugin.why import as_json, screen
-
-    facts = await gather(cluster, target.namespace, arguments.name)
-    if arguments.output == "json":
-        _print_json(as_json(facts))
-    else:
-        print(screen(facts, _now(), last=arguments.last, paint=_paint()))
-    return EXIT_OK
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _paint() -> "Paint":
-    from octavo_operator.plugin.screen import coloured, plain
-
-    is_plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    return plain if is_plain else coloured
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _complain(message: str, hint: str = "") -> None:
@@ -157,6 +144,8 @@ def _hint(error: OperatorError) -> str:
             return "is it the right --context, and does `kubectl version` get an answer?"
         case Rejected(status=403):
             return "ask for this right, or use a --context that has it; the role `view` of the namespace covers status and why"
+        case SpecInvalid():
+            return "the cluster's CRD is newer than this program: install kubectl-octavo of the operator's version"
         case _:
             return ""
 
@@ -182,16 +171,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     # They are taken before and after the command.
     parser.set_defaults(kubeconfig=None, context=None, namespace=None)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
 
-    def add(
-        name: str,
-        what: str,
-        description: str,
-        examples: str,
-        command: "Command",
-    ) -> argparse.ArgumentParser:
-        one = commands.add_parser(
+    def add(name: str, what: str, description: str, examples: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
             name,
             help=what,
             description=description,
@@ -200,20 +183,24 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        one.set_defaults(command=command)
-        return one
 
-    status = add("status", "does it serve; if not, why", STATUS, STATUS_EXAMPLES, _status)
-    why = add("why", "what the operator decided, and why", WHY, WHY_EXAMPLES, _why)
+    status = add("status", "does it serve; if not, why", STATUS, STATUS_EXAMPLES)
+    why = add("why", "what the operator decided, and why", WHY, WHY_EXAMPLES)
+    plan = add("plan", "what a manifest would do", PLAN, PLAN_EXAMPLES)
     for one in (status, why):
         one.add_argument("name", metavar="NAME", help="the InferenceService")
-        _add_output(one)
     why.add_argument("--last", type=_count, default=10, metavar="N", help="how many decisions (default: 10)")
+    plan.add_argument(
+        "-f", "--filename", dest="file", metavar="FILE", required=True, help="the manifest; - reads it from the input"
+    )
+    plan.add_argument("--no-pod", action="store_true", help="start no pod: tell what is known without")
+    plan.add_argument(
+        "--runtime-image", metavar="IMAGE", help="the operator's image of the runtime, for a first InferenceService"
+    )
+    plan.add_argument("--gpu-memory", metavar="SIZE", help="plan for a GPU with so much memory, such as 80Gi")
+    for one in (status, why, plan):
+        one.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
     return parser
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
 
 
 def _count(text: str) -> int:

@@ -41,7 +41,11 @@ def _step(status: Manifest, conditions: dict[str, Manifest]) -> str:
         if "running" in container.get("state", {}):
             return "plans" if container["name"] == PLAN else f"runs {container['name']}"
     for container in status.get("containerStatuses", ()):
-        if container["name"] == SERVER and "running" in container.get("state", {}):
+        if "running" not in container.get("state", {}):
+            continue
+        if container["name"] == PLAN:
+            return "plans"
+        if container["name"] == SERVER:
             return "answers no more" if container.get("started") else "loads the model"
     return "is being started"
 

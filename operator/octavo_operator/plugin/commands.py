@@ -1,0 +1,153 @@
+"""What each command does: reads, writes its screen or JSON, and tells its exit code."""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from octavo_operator.api.names import INFERENCE_SERVICE, NODE, POD, Manifest
+from octavo_operator.cluster.user import UserCluster
+from octavo_operator.errors import Gone, SettingsError
+from octavo_operator.plugin import plan as plans
+from octavo_operator.plugin import status as statuses
+from octavo_operator.plugin import why as reasons
+from octavo_operator.plugin.facts import Facts, gather, if_allowed
+from octavo_operator.plugin.fit import NodeFit, fits, not_looked_at
+from octavo_operator.plugin.kubeconfig import Target
+from octavo_operator.plugin.plan_pod import plan_pod, run_plan
+from octavo_operator.plugin.screen import Paint, coloured, plain
+
+__all__ = ["plan", "status", "why"]
+
+EXIT_OK = 0
+EXIT_NO = 1
+
+
+async def status(cluster: UserCluster, target: Target, given: argparse.Namespace) -> int:
+    """`kubectl octavo status`."""
+    facts = await gather(cluster, target.namespace, given.name)
+    now = _now()
+    if given.output == "json":
+        _print_json(statuses.as_json(facts, now))
+    else:
+        print(statuses.screen(facts, now, _paint()))
+    return EXIT_OK if statuses.is_ready(facts) else EXIT_NO
+
+
+async def why(cluster: UserCluster, target: Target, given: argparse.Namespace) -> int:
+    """`kubectl octavo why`."""
+    facts = await gather(cluster, target.namespace, given.name)
+    if given.output == "json":
+        _print_json(reasons.as_json(facts))
+    else:
+        print(reasons.screen(facts, _now(), last=given.last, paint=_paint()))
+    return EXIT_OK
+
+
+async def plan(cluster: UserCluster, target: Target, given: argparse.Namespace) -> int:
+    """`kubectl octavo plan`."""
+    code, objects = await _dry_run(given)
+    if code:
+        await cluster.list(INFERENCE_SERVICE, target.namespace)  # no way to the cluster is no verdict
+        return EXIT_NO
+    services = [one for one in objects if one["kind"] == INFERENCE_SERVICE.kind]
+    if not services:
+        raise SettingsError(f"-f {given.file}: there is no InferenceService in it")
+    missing: list[str] = []
+    nodes, pods = await asyncio.gather(
+        if_allowed(cluster.list(NODE, None), None, missing),
+        if_allowed(cluster.list(POD, None, fields="status.phase!=Succeeded,status.phase!=Failed"), None, missing),
+    )
+    told, exit_code = [], EXIT_OK
+    for one in services:
+        facts = await _present(cluster, one)
+        image = given.runtime_image or (plans.runtime_image_of(facts) if facts is not None else None)
+        change = plans.change(one, facts, image)
+        needs = await _needs(cluster, one, change, facts, given, image)
+        room: tuple[NodeFit, ...] | None = None
+        spec = change.template["spec"]
+        if nodes is not None and pods is not None:
+            room = fits(spec, nodes, pods)
+        if needs.fault:
+            exit_code = EXIT_NO
+        if given.output == "json":
+            told.append(plans.as_json(change, needs, room, missing))
+        else:
+            print(("\n" if told else "") + plans.screen(change, needs, room, not_looked_at(spec), missing, _paint()))
+            told.append({})
+    if given.output == "json":
+        _print_json({"objects": told})
+    return exit_code
+
+
+async def _dry_run(given: argparse.Namespace) -> tuple[int, list[Manifest]]:
+    """The API server's verdict in kubectl's words, which go to stderr; the objects when it is good."""
+    where = [(f"--{name}", getattr(given, name)) for name in ("namespace", "context", "kubeconfig")]
+    flags = [f"{flag}={value}" for flag, value in where if value is not None]
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *("kubectl", "apply", "--dry-run=server", "--output=json", f"--filename={given.file}", *flags),
+            stdout=asyncio.subprocess.PIPE,
+        )
+    except FileNotFoundError as error:
+        raise SettingsError("there is no kubectl on the PATH; it does the dry run") from error
+    output, _ = await process.communicate()
+    if process.returncode:
+        return process.returncode, []
+    answer = json.loads(output)
+    return 0, answer["items"] if answer["kind"] == "List" else [answer]
+
+
+async def _present(cluster: UserCluster, dry: Manifest) -> Facts | None:
+    try:
+        return await gather(cluster, dry["metadata"]["namespace"], dry["metadata"]["name"])
+    except Gone:
+        return None
+
+
+async def _needs(
+    cluster: UserCluster,
+    dry: Manifest,
+    change: plans.Change,
+    facts: Facts | None,
+    given: argparse.Namespace,
+    image: str | None,
+) -> plans.Needs:
+    if facts is not None and change.plans_as_before and given.gpu_memory is None:
+        known = plans.known_needs(facts)
+        if known is not None:
+            return known
+    if given.no_pod:
+        return plans.Needs(unknown="--no-pod was given, and no pod has planned this yet")
+    if image is None and not dry["spec"].get("runtime", {}).get("image"):
+        return plans.Needs(
+            unknown="which image the operator gives its pods is not known here: name it with --runtime-image"
+        )
+    more = [f"--gpu-memory={given.gpu_memory}"] if given.gpu_memory is not None else []
+    manifest = plan_pod(change.name, change.namespace, change.template, more)
+    needs = await run_plan(cluster, manifest, _tell)
+    if needs.max_model_len is None and isinstance(longest := dry["spec"].get("runtime", {}).get("maxModelLen"), int):
+        return replace(needs, max_model_len=longest)
+    return needs
+
+
+def _tell(text: str) -> None:
+    """Progress, for a person who waits."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{text} …\n")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _paint() -> Paint:
+    is_plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return plain if is_plain else coloured
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
