@@ -38,6 +38,7 @@ def pod(name: str, template: str, since: str, *, node: str | None = "node-1", **
     metadata: Manifest = {
         "name": name,
         "namespace": "team-a",
+        "uid": f"uid-{name}",
         "labels": {"octavo.dev/inferenceservice": "chat", "octavo.dev/template": template},
         "creationTimestamp": since,
     } | status.pop("metadata", {})

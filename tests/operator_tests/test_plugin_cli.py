@@ -19,16 +19,22 @@ CORE, APPS, OURS = "/api/v1/namespaces/team-a", "/apis/apps/v1/namespaces/team-a
 
 
 class Api:
-    """An API server that gives what a test lays out for a path, and 404 for all else."""
+    """An API server that gives what a test lays out for a path, and 404 for all else; the items of a list in turn."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, Any]] = {}
         self.kubeconfig = ""
         self.credentials: set[str] = set()
+        self.asked: list[str] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         self.credentials.add(request.headers.get("Authorization", ""))
+        self.asked.append(request.path_qs)
         status, body = self.answers.get(request.path, (404, {"message": f"{request.path} not found"}))
+        if isinstance(body, list):
+            body = body.pop(0)
+        if isinstance(body, str):
+            return web.Response(text=body, status=status)
         return web.json_response(body, status=status)
 
     def has(self, path: str, *items: Any) -> None:
@@ -141,6 +147,82 @@ async def test_why_reads_the_record(serving: Api, capsys: pytest.CaptureFixture[
     assert "nothing was decided since it was made" in capsys.readouterr().out
 
 
+async def test_logs_are_merged_by_time_with_the_pods_short_names(
+    serving: Api, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (pod["metadata"]["name"] for pod in SERVING.pods)
+    serving.answers[f"{CORE}/pods/{first}/log"] = 200, "2026-12-01T10:00:00.5Z loads\n2026-12-01T10:00:03Z ready\n"
+    serving.answers[f"{CORE}/pods/{second}/log"] = 200, "2026-12-01T10:00:00.25Z starts\n2026-12-01T10:00:02Z é\n"
+    assert await serving.ask("logs", "chat", "--tail", "5") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "5c8d7-9kzl2 | starts",
+        "5c8d7-4wq8n | loads",
+        "5c8d7-9kzl2 | é",
+        "5c8d7-4wq8n | ready",
+    ]
+    assert f"{CORE}/pods/{first}/log?container=server&timestamps=true&tailLines=5" in serving.asked
+
+
+async def test_logs_previous_that_is_not_there_is_told(serving: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (pod["metadata"]["name"] for pod in SERVING.pods)
+    told = f'previous terminated container "server" in pod "{first}" not found'
+    serving.answers[f"{CORE}/pods/{first}/log"] = 400, {"message": told}
+    serving.answers[f"{CORE}/pods/{second}/log"] = 200, "2026-12-01T10:00:00Z died\n"
+    assert await serving.ask("logs", "chat", "-p") == 0
+    captured = capsys.readouterr()
+    assert captured.out == "5c8d7-9kzl2 | died\n"
+    assert captured.err == f"not shown: 5c8d7-4wq8n: {told}\n"
+
+
+async def test_logs_without_the_right_are_no_answer(serving: Api) -> None:
+    for pod in SERVING.pods:
+        serving.answers[f"{CORE}/pods/{pod['metadata']['name']}/log"] = 403, {"message": "cannot get pods/log"}
+    with pytest.raises(Rejected, match="pods/log"):
+        await serving.ask("logs", "chat")
+    with pytest.raises(Rejected, match="pods/log"):
+        await serving.ask("logs", "chat", "-f")
+
+
+async def test_logs_without_pods_are_a_no(serving: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    serving.has(f"{CORE}/pods")
+    assert await serving.ask("logs", "chat") == 1
+    assert "chat has no pod that has started" in capsys.readouterr().err
+
+
+def metrics(tokens: int, fast: int, slow: int) -> str:
+    first = "vllm:time_to_first_token_seconds"
+    lines = [
+        f"# TYPE {first} histogram",
+        *(f'{first}_bucket{{le="{le}"}} {n}' for le, n in (("0.1", fast), ("0.5", fast + slow), ("+Inf", fast + slow))),
+        f"{first}_count {fast + slow}",
+        f"{first}_sum 1",
+        "# TYPE vllm:generation_tokens counter",
+        f'vllm:generation_tokens_total{{model_name="m"}} {tokens}',
+        "# TYPE vllm:kv_cache_usage_perc gauge",
+        "vllm:kv_cache_usage_perc 0.25",
+        "# TYPE vllm:num_requests_running gauge",
+        "vllm:num_requests_running 3",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+async def test_top_once_is_the_difference_of_two_looks(serving: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (pod["metadata"]["name"] for pod in SERVING.pods)
+    looks = [metrics(1000, 5, 0), metrics(1200, 10, 5)]
+    serving.answers[f"{CORE}/pods/{first}:8000/proxy/metrics"] = 200, looks
+    told = 'pods "b" is forbidden: User "ann" cannot get resource "pods/proxy"'
+    serving.answers[f"{CORE}/pods/{second}:8000/proxy/metrics"] = 403, {"message": told}
+    assert await serving.ask("top", "chat", "-o", "json", "--interval", "1") == 0
+    shown = json.loads(capsys.readouterr().out)
+    one, other = shown["pods"]
+    assert (one["name"], one["cacheUsage"], one["running"], one["waiting"]) == (first, 0.25, 3, None)
+    assert 150 < one["tokensPerSecond"] < 200
+    assert one["ttftP50"] == 0.1
+    assert other["state"] == "ready"
+    assert other["tokensPerSecond"] is None
+    assert shown["missing"] == [told]
+
+
 def octavo(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from octavo_operator.plugin.cli import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={"HOME": str(home)})
@@ -154,6 +236,8 @@ def octavo(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
         ([], 2, "required: COMMAND"),
         (["status"], 2, "required: NAME"),
         (["stats", "chat"], 2, "invalid choice: 'stats'"),
+        (["logs", "chat", "-f", "-p"], 2, "not allowed with argument"),
+        (["top"], 2, "one of the arguments NAME --all is required"),
         (["why", "chat", "--last", "0"], 2, "'0' is not a whole number from 1"),
         (["status", "chat"], 2, "no kubeconfig: there is no file"),
         (["status", "chat", "--kubeconfig", "/none"], 2, "there is no file /none"),

@@ -24,6 +24,8 @@ examples:
   kubectl octavo status chat               does it serve; if not, why, since when, what to do
   kubectl octavo why chat                  what the operator decided, and from what
   kubectl octavo plan -f chat.yaml         what applying this would do: pods, memory, nodes
+  kubectl octavo logs chat -f              what all its pods say, as they say it
+  kubectl octavo top chat                  cache, requests, tokens and latency of each pod
 
 exit codes: 0 yes · 1 no, or not yet (each command says what that means) · 2 the command line cannot be understood ·
 3 there is no answer: no way to the cluster, no such object, missing rights
@@ -79,6 +81,37 @@ examples:
   kustomize build . | kubectl octavo plan -f - -o json | jq '.objects[].podsReplaced'
 """
 
+LOGS = """\
+What all pods of NAME say, the server of each and the plan of those where it failed: in the order of the times, with the
+pod's short name before each line. With -f new pods are heard as they come. Needs the right to read pods/log.
+
+exit code: 0, or 1 when no pod has said anything.
+"""
+
+LOGS_EXAMPLES = """\
+examples:
+  kubectl octavo logs chat
+  kubectl octavo logs chat -f --tail 0               from now on
+  kubectl octavo logs chat --since 600               of the last ten minutes
+  kubectl octavo logs chat --previous                of the containers before their last restart
+"""
+
+TOP = """\
+For each pod: usage of the KV cache, requests that run and wait, generated tokens per second, and the time to the first
+token, of the requests that had theirs between two looks at its metrics. Looks every 2 s, in place on a terminal; once
+when the output is no terminal. Asks the pods through the API server: needs the right to get pods/proxy.
+
+exit code: 0, or 1 when no pod answers.
+"""
+
+TOP_EXAMPLES = """\
+examples:
+  kubectl octavo top chat
+  kubectl octavo top --all -n team-a                 all InferenceServices of a namespace
+  kubectl octavo top chat --once --interval 10       the mean of ten seconds
+  kubectl octavo top chat -o json | jq '.pods[].cacheUsage'
+"""
+
 
 def main() -> None:
     """The entry point."""
@@ -126,8 +159,12 @@ async def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
                 return await commands.status(cluster, target, given)
             case "why":
                 return await commands.why(cluster, target, given)
-            case _:
+            case "plan":
                 return await commands.plan(cluster, target, given)
+            case "logs":
+                return await commands.logs(cluster, target, given)
+            case _:
+                return await commands.top(cluster, target, given)
     finally:
         await cluster.close()
 
@@ -187,7 +224,9 @@ def _parser() -> argparse.ArgumentParser:
     status = add("status", "does it serve; if not, why", STATUS, STATUS_EXAMPLES)
     why = add("why", "what the operator decided, and why", WHY, WHY_EXAMPLES)
     plan = add("plan", "what a manifest would do", PLAN, PLAN_EXAMPLES)
-    for one in (status, why):
+    logs = add("logs", "what all its pods say", LOGS, LOGS_EXAMPLES)
+    top = add("top", "load and latency of each pod", TOP, TOP_EXAMPLES)
+    for one in (status, why, logs):
         one.add_argument("name", metavar="NAME", help="the InferenceService")
     why.add_argument("--last", type=_count, default=10, metavar="N", help="how many decisions (default: 10)")
     plan.add_argument(
@@ -198,12 +237,28 @@ def _parser() -> argparse.ArgumentParser:
         "--runtime-image", metavar="IMAGE", help="the operator's image of the runtime, for a first InferenceService"
     )
     plan.add_argument("--gpu-memory", metavar="SIZE", help="plan for a GPU with so much memory, such as 80Gi")
-    for one in (status, why, plan):
+    when = logs.add_mutually_exclusive_group()
+    when.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
+    when.add_argument("-p", "--previous", action="store_true", help="of the containers before their last restart")
+    logs.add_argument("--tail", type=_number, metavar="N", help="the last lines of each container (default: all)")
+    logs.add_argument("--since", type=_count, metavar="SECONDS", help="only lines that are no older")
+    which = top.add_mutually_exclusive_group(required=True)
+    which.add_argument("name", metavar="NAME", nargs="?", help="the InferenceService")
+    which.add_argument("--all", action="store_true", help="all of the namespace")
+    top.add_argument("--once", action="store_true", help="one table, then end")
+    top.add_argument("--interval", type=_count, default=2, metavar="SECONDS", help="between two looks (default: 2)")
+    for one in (status, why, plan, top):
         one.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
     return parser
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if _number(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)

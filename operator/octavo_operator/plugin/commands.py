@@ -5,25 +5,35 @@ import asyncio
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from octavo_operator.api.names import INFERENCE_SERVICE, NODE, POD, Manifest
+from octavo_operator.api.names import INFERENCE_SERVICE, NODE, OWNER_LABEL, POD, Manifest
 from octavo_operator.cluster.user import UserCluster
-from octavo_operator.errors import Gone, SettingsError
+from octavo_operator.core.desired import PORT
+from octavo_operator.errors import Gone, Rejected, SettingsError, Unavailable
 from octavo_operator.plugin import plan as plans
 from octavo_operator.plugin import status as statuses
+from octavo_operator.plugin import top as tops
 from octavo_operator.plugin import why as reasons
-from octavo_operator.plugin.facts import Facts, gather, if_allowed
+from octavo_operator.plugin.facts import Facts, find_service, gather, if_allowed
 from octavo_operator.plugin.fit import NodeFit, fits, not_looked_at
 from octavo_operator.plugin.kubeconfig import Target
+from octavo_operator.plugin.logs import Source, Stamped, follow, merged, read, sources
 from octavo_operator.plugin.plan_pod import plan_pod, run_plan
+from octavo_operator.plugin.pods import state_of
 from octavo_operator.plugin.screen import Paint, coloured, plain
 
-__all__ = ["plan", "status", "why"]
+__all__ = ["logs", "plan", "status", "top", "why"]
 
 EXIT_OK = 0
 EXIT_NO = 1
+CLEAR = "\x1b[H\x1b[J"
+"""The cursor to the top left, and nothing below it."""
+
+COLOURS = ("green", "yellow", "cyan", "magenta", "blue")
+"""Of the pods in a log, in turn."""
 
 
 async def status(cluster: UserCluster, target: Target, given: argparse.Namespace) -> int:
@@ -81,6 +91,95 @@ async def plan(cluster: UserCluster, target: Target, given: argparse.Namespace) 
     if given.output == "json":
         _print_json({"objects": told})
     return exit_code
+
+
+async def logs(cluster: UserCluster, target: Target, given: argparse.Namespace) -> int:
+    """`kubectl octavo logs`."""
+    await find_service(cluster, target.namespace, given.name)
+    query = [("tailLines", str(given.tail))] if given.tail is not None else []
+    query += [("sinceSeconds", str(given.since))] if given.since is not None else []
+    query += [("previous", "true")] if given.previous else []
+    shown: dict[str, str] = {}
+
+    def write(source: Source, text: str) -> None:
+        colour = shown.setdefault(source.prefix, COLOURS[len(shown) % len(COLOURS)])
+        width = max(map(len, shown))
+        sys.stdout.write(f"{paint(source.prefix.ljust(width), colour)} | {text}\n")
+        if given.follow:
+            sys.stdout.flush()
+
+    paint = _paint()
+    if given.follow:
+        await follow(cluster, target.namespace, given.name, query, write, _tell)
+    pods = await cluster.list(POD, target.namespace, labels=f"{OWNER_LABEL}={given.name}")
+    found = sources(given.name, pods)
+    for source in found:
+        shown[source.prefix] = COLOURS[len(shown) % len(COLOURS)]
+    missing: list[str] = []
+    texts = [(one, await _log(cluster, target.namespace, one, query, missing)) for one in found]
+    for source, text in merged(texts):
+        write(source, text)
+    for sentence in missing:
+        sys.stderr.write(f"not shown: {sentence}\n")
+    if not found:
+        sys.stderr.write(f"{given.name} has no pod that has started: `kubectl octavo status {given.name}` tells why\n")
+    return EXIT_OK if any(text for _, text in texts) else EXIT_NO
+
+
+async def top(cluster: UserCluster, target: Target, given: argparse.Namespace) -> int:
+    """`kubectl octavo top`."""
+    if given.name is not None:
+        await find_service(cluster, target.namespace, given.name)
+    once = given.once or given.output == "json" or not sys.stdout.isatty()
+    before, _, _ = await _look(cluster, target.namespace, given.name)
+    while True:
+        await asyncio.sleep(given.interval)
+        after, states, missing = await _look(cluster, target.namespace, given.name)
+        lines = tops.rows(states, before, after)
+        before = after
+        if given.output == "json":
+            _print_json(tops.as_json(lines, missing))
+        else:
+            text = tops.screen(lines, missing, _paint())
+            print(text if once else f"{CLEAR}{text}", flush=True)
+        if once:
+            return EXIT_OK if after else EXIT_NO
+
+
+async def _look(
+    cluster: UserCluster, namespace: str, name: str | None
+) -> tuple[dict[str, tops.Sample], dict[str, str], list[str]]:
+    """The metrics of each pod that answers, the state of all pods, and what may not be read."""
+    labels = OWNER_LABEL if name is None else f"{OWNER_LABEL}={name}"
+    pods = await cluster.list(POD, namespace, labels=labels)
+    missing: list[str] = []
+    names = sorted(str(pod["metadata"]["name"]) for pod in pods)
+    samples = await asyncio.gather(*(_sample(cluster, namespace, one, missing) for one in names))
+    states = {pod["metadata"]["name"]: state_of(pod, _now())[0] for pod in pods}
+    found = {one: sample for one, sample in zip(names, samples, strict=True) if sample is not None}
+    return found, {one: states[one] for one in names}, missing[:1]
+
+
+async def _sample(cluster: UserCluster, namespace: str, pod: str, missing: list[str]) -> tops.Sample | None:
+    try:
+        text = await if_allowed(cluster.ask_pod(namespace, pod, PORT, "/metrics"), None, missing)
+        return None if text is None else tops.read_metrics(text, time.monotonic())
+    except (Unavailable, ValueError):
+        return None  # it loads, or it has just gone: its state says which
+
+
+async def _log(
+    cluster: UserCluster, namespace: str, source: Source, query: list[tuple[str, str]], missing: list[str]
+) -> list[Stamped]:
+    try:
+        return [line async for line in read(cluster, namespace, source, query)]
+    except Gone:
+        return []
+    except Rejected as error:
+        if error.status == 403:
+            raise
+        missing.append(f"{source.prefix}: {error}")
+        return []
 
 
 async def _dry_run(given: argparse.Namespace) -> tuple[int, list[Manifest]]:

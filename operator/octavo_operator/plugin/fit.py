@@ -144,7 +144,8 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
         return False
     if toleration.get("operator") == "Exists":
         return toleration.get("key") in {None, "", taint["key"]}
-    return toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", "")
+    key, value = toleration.get("key"), toleration.get("value", "")
+    return (key, value) == (taint["key"], taint.get("value", ""))
 
 
 def _matches(term: Mapping[str, Any], labels: Mapping[str, str], name: str) -> bool:

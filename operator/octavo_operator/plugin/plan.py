@@ -279,8 +279,8 @@ def _how(service: InferenceService, facts: Facts, replaced: int | None) -> str:
 
 
 def _numbers(said: Mapping[str, Any], source: str) -> Needs:
-    numbers = {name: said.get(key) for key, name in NUMBERS.items()}
-    known = {
+    numbers: dict[str, Any] = {name: said.get(key) for key, name in NUMBERS.items()}
+    known: dict[str, Any] = {
         name: value for name, value in numbers.items() if isinstance(value, int | float) and not isinstance(value, bool)
     }
     return replace(Needs(source=source), **known)

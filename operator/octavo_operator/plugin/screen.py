@@ -10,7 +10,9 @@ __all__ = ["Paint", "ago", "amount", "coloured", "fields", "moment", "plain", "s
 Paint = Callable[[str, str], str]
 """(text, colour) → the text as it is written."""
 
-COLOURS = {"green": "32", "red": "31", "yellow": "33", "dim": "2", "bold": "1"}
+COLOURS = {
+    "green": "32", "red": "31", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36", "dim": "2", "bold": "1",
+}  # fmt: skip
 WIDTH = 100
 HARD_SPACE = "\N{NO-BREAK SPACE}"
 UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
