@@ -29,6 +29,7 @@ __all__ = ["logs", "plan", "status", "top", "why"]
 
 EXIT_OK = 0
 EXIT_NO = 1
+EXIT_UNANSWERED = 3
 CLEAR = "\x1b[H\x1b[J"
 """The cursor to the top left, and nothing below it."""
 
@@ -143,7 +144,7 @@ async def top(cluster: UserCluster, target: Target, given: argparse.Namespace) -
             text = tops.screen(lines, missing, _paint())
             print(text if once else f"{CLEAR}{text}", flush=True)
         if once:
-            return EXIT_OK if after else EXIT_NO
+            return EXIT_OK if after else EXIT_UNANSWERED if missing else EXIT_NO
 
 
 async def _look(
