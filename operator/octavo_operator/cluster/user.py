@@ -28,11 +28,10 @@ class UserCluster(KubernetesClient):
         path = path_of(kind, manifest["metadata"]["namespace"])
         return await self._call("POST", path, body=manifest, media=JSON)
 
-    async def delete(self, kind: Kind, manifest: Manifest) -> None:
-        """Deletes that very object, without a grace period."""
-        metadata = manifest["metadata"]
-        options = {"preconditions": {"uid": metadata["uid"]}, "gracePeriodSeconds": 0}
-        await self._call("DELETE", path_of(kind, metadata["namespace"], metadata["name"]), body=options, media=JSON)
+    async def delete(self, kind: Kind, namespace: str, name: str) -> None:
+        """Deletes an object, without a grace period."""
+        options: Manifest = {"gracePeriodSeconds": 0}
+        await self._call("DELETE", path_of(kind, namespace, name), body=options, media=JSON)
 
     async def ask_pod(self, namespace: str, name: str, port: int, path: str) -> str:
         """What a pod answers to a GET, through the API server's proxy."""

@@ -135,7 +135,13 @@ async def top(cluster: UserCluster, target: Target, given: argparse.Namespace) -
     before, _, _ = await _look(cluster, target.namespace, given.name)
     while True:
         await asyncio.sleep(given.interval)
-        after, states, missing = await _look(cluster, target.namespace, given.name)
+        try:
+            after, states, missing = await _look(cluster, target.namespace, given.name)
+        except Unavailable as error:
+            if once:
+                raise
+            print(f"{CLEAR}no answer: {error}", flush=True)
+            continue
         lines = tops.rows(states, before, after)
         before = after
         if given.output == "json":
@@ -235,7 +241,7 @@ async def _needs(
 
 
 def _tell(text: str) -> None:
-    """Progress, for a person who waits."""
+    """What a person should know who waits."""
     if sys.stderr.isatty():
         sys.stderr.write(f"{text} …\n")
 

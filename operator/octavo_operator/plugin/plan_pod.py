@@ -3,13 +3,12 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 
 from octavo_operator.api.names import POD, Manifest
 from octavo_operator.cluster.user import UserCluster
 from octavo_operator.core.desired import PLAN
-from octavo_operator.errors import ClusterError, Rejected
+from octavo_operator.errors import ClusterError, Gone, Rejected
 from octavo_operator.plugin.plan import Needs, needs_of
 from octavo_operator.plugin.pods import state_of
 
@@ -76,27 +75,34 @@ async def run_plan(cluster: UserCluster, manifest: Manifest, tell: Callable[[str
     """
     metadata = manifest["metadata"]
     try:
-        pod = await cluster.create(manifest, POD)
-    except Rejected as error:
-        return Needs(unknown=f"the API server refuses the pod that would plan: {error}")
-    try:
         async with asyncio.timeout(PLAN_SECONDS):
+            pod = await cluster.create(manifest, POD)
             said = ""
             while pod["status"].get("phase") not in {"Succeeded", "Failed"}:
-                state, _ = state_of(pod, datetime.now(UTC))
-                if state != said:
-                    tell(f"pod {metadata['name']} {state}")
-                    said = state
+                said = _tell_news(pod, said, tell)
                 await asyncio.sleep(POLL_SECONDS)
                 found = await cluster.get(POD, metadata["namespace"], metadata["name"])
                 if found is None:
                     return Needs(unknown=f"someone deleted the pod {metadata['name']} that planned")
                 pod = found
-    except TimeoutError:
-        state, _ = state_of(pod, datetime.now(UTC))
-        return Needs(unknown=f"the pod that plans {state}, after {PLAN_SECONDS} s; --no-pod leaves it out")
-    else:
         return needs_of(pod, "planned now, by a pod of its own")
+    except Rejected as error:
+        return Needs(unknown=f"the API server refuses the pod that would plan: {error}")
+    except TimeoutError:
+        return Needs(unknown=f"the pod that plans was not done after {PLAN_SECONDS} s: {said}; --no-pod leaves it out")
     finally:
-        with suppress(ClusterError):
-            await asyncio.shield(cluster.delete(POD, pod))
+        # Also when it was interrupted while the pod was being made: the name is nobody else's.
+        try:
+            await asyncio.shield(cluster.delete(POD, metadata["namespace"], metadata["name"]))
+        except Gone:
+            pass
+        except ClusterError as error:
+            tell(f"pod {metadata['name']} is still there: {error}")
+
+
+def _tell_news(pod: Manifest, said: str, tell: Callable[[str], None]) -> str:
+    """Tells what the pod is doing, if that is another thing than was said last."""
+    state, _ = state_of(pod, datetime.now(UTC))
+    if state != said:
+        tell(f"pod {pod['metadata']['name']} {state}")
+    return state
