@@ -105,6 +105,15 @@ async def test_reconcile_repairs_are_told_once_in_ten_minutes(world: World) -> N
     ]
 
 
+async def test_reconcile_strategy_edited_by_hand_is_a_repair_and_no_step(world: World) -> None:
+    rolling = {"maxSurge": 3, "maxUnavailable": 1}
+    world.cluster.edit(DEPLOYMENT, KEY, lambda one: one["spec"]["strategy"].update(rollingUpdate=rolling))
+    await world.look()
+    ((subject, decision, _),) = decisions(world)
+    assert subject == "Repair"
+    assert decision.startswith("Deployment chat was put right: spec.strategy.rollingUpdate.maxSurge: 3 to 1")
+
+
 async def test_reconcile_what_changed_while_the_operator_was_away_is_told(world: World) -> None:
     world.cluster.edit(SERVICE, KEY, lambda one: one["spec"].update(type="NodePort"))
     world.reconciler = world.start()
