@@ -18,6 +18,7 @@ from octavo_operator.api.names import (
     REVISION,
     SERVICE,
     STATUS_MANAGER,
+    UPDATE_ANNOTATION,
     Key,
     Kind,
     Manifest,
@@ -125,8 +126,8 @@ class Reconciler:
         try:
             service = InferenceService.parse(observed.service)
         except SpecInvalid as error:
-            await self._write_status(observed, invalid_status(observed.service, str(error), self._now()))
-            return Outcome()
+            status = invalid_status(observed.service, str(error), self._now())
+            return Outcome(look_again_after=await self._write_status(observed, status))
         claim = await self._claim_phase(service, memory)
         pinned = pin(service, observed, self._render)
         pods = replicas_of(observed.pods, label_of(pinned.template), self._now())
@@ -141,13 +142,14 @@ class Reconciler:
         status = desired_status(
             service, present, desired=desired, problems=problems, pending=pinned.pending, claim=claim, now=self._now()
         )
-        await self._write_status(present, status)
+        edited = await self._write_status(present, status)
         await self._record(service, present, memory)
         is_taken = any(problem.reason is Reason.NAME_TAKEN for problem in problems)
         dues = (
             self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
             seconds_until_overdue(present.pods, self._now()),
             step.look_again_after,
+            edited,
         )
         return Outcome(
             failed=any(problem.reason is not Reason.NAME_TAKEN for problem in problems),
@@ -160,7 +162,7 @@ class Reconciler:
             return Step()
         deployment = observed.children.get(DEPLOYMENT)
         step = next_step(
-            service.spec.replicas,
+            service.wanted,
             pods,
             refused=refuses_pods(deployment) is not None,
             current=surge_of(deployment),
@@ -225,7 +227,8 @@ class Reconciler:
             metadata = manifest["metadata"]
             before = memory.applied.get(kind)
             repeats = before is not None and before.sent == digest(manifest)
-            if repeats and self._is_contested(memory, kind):
+            repairs = memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE))
+            if repeats and len(repairs) == REPAIRS_PER_MINUTE and self._monotonic() - repairs[0] < 60:
                 problems.append(_contested(manifest))
                 continue
             try:
@@ -243,19 +246,13 @@ class Reconciler:
             logger.info("applied %s %s/%s", kind.kind, metadata["namespace"], metadata["name"])
             self._store.upsert(kind, answer)
             memory.applied[kind] = remember(manifest, answer)
+            if repeats:
+                # Only what was done counts: attempts while the API server is away are nobody's contest.
+                repairs.append(self._monotonic())
             repaired = repair(manifest, observed, answer, repeats=repeats)
             made = () if repeats else decisions.get(kind, ())
             memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
         return problems
-
-    def _is_contested(self, memory: _Memory, kind: Kind) -> bool:
-        """Whether a repair of this child would be one too many; counts it if not."""
-        now = self._monotonic()
-        repairs = memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE))
-        if len(repairs) == REPAIRS_PER_MINUTE and now - repairs[0] < 60:
-            return True
-        repairs.append(now)
-        return False
 
     async def _write(self, manifest: Manifest, present: Manifest | None) -> Manifest:
         metadata = manifest["metadata"]
@@ -299,9 +296,14 @@ class Reconciler:
         first, most = POLL_SECONDS
         return min(most, first + (now - memory.waiting_since) / 10)
 
-    async def _write_status(self, observed: Observed, status: Manifest) -> None:
+    async def _write_status(self, observed: Observed, status: Manifest) -> float | None:
+        """Writes a status that differs.
+
+        Returns:
+            When to look again: at once when the answer brought an edit, since its event will be no news any more.
+        """
         if is_written(status, observed.service):
-            return
+            return None
         metadata = observed.service["metadata"]
         manifest = {
             "apiVersion": INFERENCE_SERVICE.api_version,
@@ -316,6 +318,7 @@ class Reconciler:
         event = ready_event(observed.service, status, self._now())
         if event is not None:
             await self._announce(event)
+        return None if _wish(answer) == _wish(observed.service) else 0.0
 
     async def _announce(self, event: Manifest) -> None:
         """Writes an Event, as far as it can be written: it is told for people, and nothing depends on it."""
@@ -325,6 +328,12 @@ class Reconciler:
             logger.warning("no event %s of %s: %s", event["reason"], event["involvedObject"]["name"], error)
             return
         self._metrics.writes.labels(EVENT.kind).inc()
+
+
+def _wish(service: Manifest) -> tuple[object, object]:
+    """What a user can change that decides what is done."""
+    metadata = service["metadata"]
+    return metadata["generation"], metadata.get("annotations", {}).get(UPDATE_ANNOTATION)
 
 
 def _taken(manifest: Manifest) -> Cause:

@@ -15,20 +15,20 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from octavo_operator.api.names import (
-    DEPLOYMENT,
+    CHILDREN,
     EVENT,
     INFERENCE_SERVICE,
+    LEASE,
     MANAGED_SELECTOR,
     OPERATOR,
     REVISION,
-    SERVICE,
     Kind,
     Manifest,
 )
 from octavo_operator.cluster.port import Listing
 from octavo_operator.errors import ClusterError, Gone, Rejected, SettingsError, Stale, Unavailable
 
-__all__ = ["JSON", "Connection", "KubernetesClient", "path_of"]
+__all__ = ["JSON", "PAGE", "Connection", "KubernetesClient", "path_of"]
 
 PAGE = 500
 """Objects per page of a list: a page is parsed in one go, and blocks everything else for some 50 ms."""
@@ -39,7 +39,7 @@ APPLY = "application/apply-patch+yaml"
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
 
-KINDS_BY_NAME = {kind.kind: kind.plural for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, REVISION)}
+KINDS_BY_NAME = {kind.kind: kind.plural for kind in (INFERENCE_SERVICE, *CHILDREN, REVISION, LEASE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,18 @@ class KubernetesClient:
 
     async def list_all(self, kind: Kind, namespace: str | None) -> Listing:
         """See ClusterPort."""
-        selectors = [("labelSelector", MANAGED_SELECTOR)] if kind != INFERENCE_SERVICE else []
-        return await self._list(kind, namespace, selectors)
+        query = [("limit", str(PAGE))]
+        if kind != INFERENCE_SERVICE:
+            query.append(("labelSelector", MANAGED_SELECTOR))
+        items: list[Manifest] = []
+        page: list[tuple[str, str]] = []
+        while True:
+            answer = await self._call("GET", path_of(kind, namespace), query=query + page)
+            items += answer["items"]
+            token = answer["metadata"].get("continue")
+            if not token:
+                return Listing(tuple(items), int(answer["metadata"]["resourceVersion"]))
+            page = [("continue", token)]
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """See ClusterPort."""
@@ -138,6 +148,17 @@ class KubernetesClient:
         """See ClusterPort."""
         return await self._apply(manifest, manager, "/status")
 
+    async def update(self, manifest: Manifest) -> Manifest:
+        """See ClusterPort."""
+        kind, metadata = _kind_of(manifest), manifest["metadata"]
+        query = [("fieldManager", OPERATOR)]
+        if "resourceVersion" not in metadata:
+            return await self._call(
+                "POST", path_of(kind, metadata["namespace"]), query=query, body=manifest, media=JSON
+            )
+        path = path_of(kind, metadata["namespace"], metadata["name"])
+        return await self._call("PUT", path, query=query, body=manifest, media=JSON)
+
     async def record(self, event: Manifest) -> None:
         """See ClusterPort."""
         namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
@@ -150,21 +171,8 @@ class KubernetesClient:
             news = {"message": event["message"], "lastTimestamp": event["lastTimestamp"], "count": count + 1}
             await self.merge(EVENT, namespace, name, news, manager=OPERATOR)
 
-    async def _list(self, kind: Kind, namespace: str | None, selectors: Sequence[tuple[str, str]]) -> Listing:
-        items: list[Manifest] = []
-        page: list[tuple[str, str]] = []
-        while True:
-            query = [("limit", str(PAGE)), *selectors, *page]
-            answer = await self._call("GET", path_of(kind, namespace), query=query)
-            items += answer["items"]
-            token = answer["metadata"].get("continue")
-            if not token:
-                return Listing(tuple(items), int(answer["metadata"]["resourceVersion"]))
-            page = [("continue", token)]
-
     async def _apply(self, manifest: Manifest, manager: str, subresource: str) -> Manifest:
-        kind = Kind(manifest["apiVersion"], manifest["kind"], KINDS_BY_NAME[manifest["kind"]])
-        metadata = manifest["metadata"]
+        kind, metadata = _kind_of(manifest), manifest["metadata"]
         path = path_of(kind, metadata["namespace"], metadata["name"]) + subresource
         query = [("fieldManager", manager), ("force", "true")]
         return await self._call("PATCH", path, query=query, body=manifest, media=APPLY)
@@ -227,6 +235,10 @@ def _parsed(content: bytes) -> Any:
         return json.loads(content)
     except ValueError:
         return {"message": content[:200].decode(errors="replace")}
+
+
+def _kind_of(manifest: Manifest) -> Kind:
+    return Kind(manifest["apiVersion"], manifest["kind"], KINDS_BY_NAME[manifest["kind"]])
 
 
 def path_of(kind: Kind, namespace: str | None, name: str | None = None) -> str:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 import aiohttp
 
 from octavo_operator.api.names import POD, Kind, Manifest
-from octavo_operator.cluster.client import JSON, KubernetesClient, path_of
+from octavo_operator.cluster.client import JSON, PAGE, KubernetesClient, path_of
 
 __all__ = ["UserCluster"]
 
@@ -20,8 +20,17 @@ class UserCluster(KubernetesClient):
         self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> tuple[Manifest, ...]:
         """All objects of a kind that the selectors let through; in one namespace, or in all (None)."""
-        selectors = [(name, value) for name, value in (("labelSelector", labels), ("fieldSelector", fields)) if value]
-        return (await self._list(kind, namespace, selectors)).items
+        query = [("limit", str(PAGE))]
+        query += [(name, value) for name, value in (("labelSelector", labels), ("fieldSelector", fields)) if value]
+        items: list[Manifest] = []
+        page: list[tuple[str, str]] = []
+        while True:
+            answer = await self._call("GET", path_of(kind, namespace), query=query + page)
+            items += answer["items"]
+            token = answer["metadata"].get("continue")
+            if not token:
+                return tuple(items)
+            page = [("continue", token)]
 
     async def create(self, manifest: Manifest, kind: Kind) -> Manifest:
         """Creates an object."""

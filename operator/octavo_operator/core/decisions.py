@@ -96,7 +96,7 @@ def deployment_decisions(
         pods = (f"{'new' if one.is_new else 'old'} {_state(one)}" for one in replicas)
         inputs = {
             "before": None if surge is None else {"maxSurge": surge[0], "maxUnavailable": surge[1]},
-            "wanted": service.spec.replicas,
+            "wanted": service.wanted,
             "pods": dict(sorted(Counter(pods).items())),
         }
         what = f"maxSurge {step.max_surge}, maxUnavailable {step.max_unavailable}"

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.api.names import DEPLOYMENT, MANAGED_BY, OPERATOR, OWNER_LABEL, SERVICE, Kind, Manifest
+from octavo_operator.api.names import CHILDREN, MANAGED_BY, OPERATOR, OWNER_LABEL, Kind, Manifest
 from octavo_operator.core.digest import digest
 from octavo_operator.core.observed import Observed
 
 __all__ = ["Applied", "Plan", "is_ours", "kind_of", "plan", "remember", "same_fields"]
 
-CHILD_KINDS = {(kind.api_version, kind.kind): kind for kind in (DEPLOYMENT, SERVICE)}
+CHILD_KINDS = {(kind.api_version, kind.kind): kind for kind in CHILDREN}
 
 
 @dataclass(frozen=True, slots=True)
