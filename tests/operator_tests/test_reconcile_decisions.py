@@ -32,12 +32,13 @@ def edit(world: World, **spec: Any) -> None:
     world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(spec))
 
 
-async def test_reconcile_new_object_restart_and_scaling_are_no_decisions(world: World) -> None:
+async def test_reconcile_new_object_restart_and_what_only_follows_the_spec_are_no_decisions(world: World) -> None:
     assert decisions(world) == []
     world.reconciler = world.start()
     await world.look()
-    edit(world, replicas=3)
-    await world.look()
+    for spec in ({"replicas": 3}, {"suspend": True}, {"service": {"type": "NodePort", "port": 81}}):
+        edit(world, **spec)
+        await world.look()
     assert decisions(world) == []
     assert len(world.cluster.all(REVISION)) == 1
 

@@ -9,6 +9,7 @@ ADVICE = {
     Reason.ROLLING_OUT: "wait",
     Reason.SCALING_DOWN: "wait",
     Reason.STOPPED: "kubectl scale starts it",
+    Reason.SUSPENDED: """kubectl patch isvc NAME --type=merge -p '{"spec":{"suspend":false}}' starts it""",
     Reason.STUCK: "kubectl describe pod",
     Reason.WAITING_FOR_GPU: "free some or add a node; heals by itself",
     Reason.UNSCHEDULABLE: "as the scheduler says",

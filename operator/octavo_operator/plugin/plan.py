@@ -105,7 +105,7 @@ def change(dry: Manifest, facts: Facts | None, image: str | None) -> Change:
     render = partial(pod_template, runtime_image=image or IMAGE_UNKNOWN)
     rendered = render(service)
     if facts is None:
-        starts = f"{amount(service.spec.replicas, 'pod')} would be started"
+        starts = f"{amount(service.wanted, 'pod')} would be started"
         return Change(service.name, service.namespace, "created", (), None, starts, "", rendered, plans_as_before=False)
     edits = tuple(text for _, text in differences(facts.service["spec"], dry["spec"]))
     revisions = tuple(one | {"data": json.dumps(one.get("data"))} for one in facts.revisions)
@@ -259,7 +259,7 @@ def _note(facts: Facts, pending: str) -> str:
 
 
 def _how(service: InferenceService, facts: Facts, replaced: int | None) -> str:
-    exist, wanted = facts.service["spec"].get("replicas", 1), service.spec.replicas
+    exist, wanted = InferenceService.parse(facts.service).wanted, service.wanted
     counted = ""
     if wanted != exist:
         difference = amount(abs(wanted - exist), "pod")

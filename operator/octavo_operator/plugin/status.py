@@ -56,10 +56,10 @@ def as_json(facts: Facts, now: datetime) -> dict[str, Any]:
         "reason": ready.get("reason"),
         "message": ready.get("message"),
         "since": ready.get("lastTransitionTime"),
-        "advice": ADVICE.get(ready.get("reason", "")),
+        "advice": _advice(facts, ready) or None,
         "url": status.get("url"),
         "replicas": {
-            "wanted": facts.service["spec"].get("replicas"),
+            "wanted": _wanted(facts),
             **{name: status.get(name) for name in ("replicas", "readyReplicas", "updatedReplicas")},
         },
         "plan": status.get("plan"),
@@ -114,7 +114,7 @@ def _head(facts: Facts, now: datetime, paint: Paint) -> list[str]:
         )
         lines[0] = lines[0].replace(f"{name} {verdict}", paint(f"{name} {verdict}", "yellow" if some else "red"))
         lines += wrapped(ready["message"], "  ", "  ")
-        advice = ADVICE.get(ready["reason"])
+        advice = _advice(facts, ready)
         lines += wrapped(advice, "  to do: ", "         ") if advice else []
     if not _is_seen(facts):
         unseen = f"The operator has not looked at the last edit, of {_edited(facts, now)} ago: this is about the spec before."
@@ -122,8 +122,14 @@ def _head(facts: Facts, now: datetime, paint: Paint) -> list[str]:
     return lines
 
 
+def _advice(facts: Facts, ready: Manifest) -> str:
+    """What to do; empty where nothing is wrong."""
+    return ADVICE.get(ready.get("reason", ""), "").replace("NAME", facts.service["metadata"]["name"])
+
+
 def _wanted(facts: Facts) -> int:
-    return int(facts.service["spec"].get("replicas", 1))
+    spec = facts.service["spec"]
+    return 0 if spec.get("suspend") else int(spec.get("replicas", 1))
 
 
 def _reason_age(facts: Facts, ready: Manifest, now: datetime) -> str:
