@@ -223,6 +223,14 @@ async def test_top_once_is_the_difference_of_two_looks(serving: Api, capsys: pyt
     assert shown["missing"] == [told]
 
 
+async def test_top_of_pods_that_do_not_answer_is_a_no(serving: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (pod["metadata"]["name"] for pod in SERVING.pods)
+    serving.answers[f"{CORE}/pods/{first}:8000/proxy/metrics"] = 400, {"message": "address not allowed"}
+    serving.answers[f"{CORE}/pods/{second}:8000/proxy/metrics"] = 503, {"message": "connection refused"}
+    assert await serving.ask("top", "--all", "--interval", "1") == 1
+    assert "0 of 2 answer" in capsys.readouterr().out
+
+
 def octavo(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from octavo_operator.plugin.cli import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={"HOME": str(home)})

@@ -65,6 +65,7 @@ def affinity(**expression: Any) -> Manifest:
     [
         (node(), {}, None),
         (node(ready="Unknown"), {}, "not ready"),
+        (node(taints=[TAINT | {"key": "node.kubernetes.io/not-ready"}]), {}, "taint node.kubernetes.io/not-ready=yes"),
         (node(unschedulable=True), {}, "cordoned"),
         (node(taints=[TAINT]), {}, "taint gpu=yes is not tolerated"),
         (node(taints=[TAINT | {"effect": "PreferNoSchedule"}]), {}, None),
@@ -92,6 +93,12 @@ def test_fits_looks_at_the_plain_filters(one: Manifest, pod: Manifest, lack: str
     else:
         assert found.count == 0
         assert lack in "; ".join(found.lacks)
+
+
+def test_fits_says_once_that_a_node_is_not_there() -> None:
+    taints = [{"key": f"node.kubernetes.io/{name}", "effect": "NoSchedule"} for name in ("not-ready", "unschedulable")]
+    (found,) = fits(POD, [node(ready="False", unschedulable=True, taints=taints)], [])
+    assert found.lacks == ("not ready", "cordoned")
 
 
 def test_fits_counts_what_runs_there_and_puts_the_best_first() -> None:

@@ -180,7 +180,7 @@ def _hint(error: OperatorError) -> str:
         case Unavailable():
             return "is it the right --context, and does `kubectl version` get an answer?"
         case Rejected(status=403):
-            return "ask for this right, or use a --context that has it; the role `view` of the namespace covers status and why"
+            return "ask for this right, or use a --context that has it; the role `view` of the namespace covers status, why and logs"
         case SpecInvalid():
             return "the cluster's CRD is newer than this program: install kubectl-octavo of the operator's version"
         case _:

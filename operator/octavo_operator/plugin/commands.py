@@ -68,10 +68,11 @@ async def plan(cluster: UserCluster, target: Target, given: argparse.Namespace) 
     if not services:
         raise SettingsError(f"-f {given.file}: there is no InferenceService in it")
     missing: list[str] = []
-    nodes, pods = await asyncio.gather(
-        if_allowed(cluster.list(NODE, None), None, missing),
-        if_allowed(cluster.list(POD, None, fields="status.phase!=Succeeded,status.phase!=Failed"), None, missing),
-    )
+    nodes = await if_allowed(cluster.list(NODE, None), None, missing)
+    pods = None
+    if nodes is not None:
+        running = "status.phase!=Succeeded,status.phase!=Failed"
+        pods = await if_allowed(cluster.list(POD, None, fields=running), None, missing)
     told, exit_code = [], EXIT_OK
     for one in services:
         facts = await _present(cluster, one)
@@ -171,8 +172,8 @@ async def _sample(cluster: UserCluster, namespace: str, pod: str, missing: list[
     try:
         text = await if_allowed(cluster.ask_pod(namespace, pod, PORT, "/metrics"), None, missing)
         return None if text is None else tops.read_metrics(text, time.monotonic())
-    except (Unavailable, ValueError):
-        return None  # it loads, or it has just gone: its state says which
+    except (Rejected, Unavailable, ValueError):
+        return None  # it has no address yet, loads, or has just gone: its state says which
 
 
 async def _log(

@@ -100,17 +100,19 @@ def quantity(text: object) -> Decimal:
 
 def _fit(pod: Manifest, node: Manifest, pods: Sequence[Manifest]) -> NodeFit:
     name, spec = node["metadata"]["name"], node.get("spec", {})
-    lacks = []
+    lacks, told = [], set()
     conditions = {one["type"]: one["status"] for one in node.get("status", {}).get("conditions", ())}
     if conditions.get("Ready") != "True":
         lacks.append("not ready")
+        told = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
     if spec.get("unschedulable"):
         lacks.append("cordoned")
+        told.add("node.kubernetes.io/unschedulable")
     lacks += [
         f"taint {taint['key']}{'=' + taint['value'] if taint.get('value') else ''} is not tolerated"
         for taint in spec.get("taints", ())
         if taint["effect"] != "PreferNoSchedule"
-        and not (spec.get("unschedulable") and taint["key"] == "node.kubernetes.io/unschedulable")
+        and taint["key"] not in told
         and not any(_tolerates(one, taint) for one in pod.get("tolerations", ()))
     ]
     labels = node["metadata"].get("labels", {})

@@ -202,7 +202,7 @@ def screen(
     if nodes is not None:
         lines += ["", *_nodes(nodes, unseen, paint)]
     for sentence in missing:
-        lines += ["", *wrapped(sentence, "not shown: ", "           ")]
+        lines += ["", *wrapped(sentence, "nodes are not shown: ", "                     ")]
     return "\n".join(lines)
 
 
@@ -316,8 +316,5 @@ def _nodes(nodes: Sequence[NodeFit], unseen: Sequence[str], paint: Paint) -> lis
     lines = table(("NODE", "FITS NOW", "WHAT IS LACKING"), rows, colours, paint)
     if len(nodes) > NODES:
         lines.append(f"and {amount(len(nodes) - NODES, 'more node')}")
-    lines += wrapped(
-        f"{amount(room, 'such pod')} would find room now, on {len(able)} of {amount(len(nodes), 'node')}, beside what runs. "
-        f"Not looked at: {', '.join(unseen)}."
-    )
-    return lines
+    found = f"Room now, beside what runs: {amount(room, 'such pod')}, on {len(able)} of {amount(len(nodes), 'node')}."
+    return [*lines, *wrapped(f"{found} Not looked at: {', '.join(unseen)}.")]
