@@ -16,6 +16,7 @@ __all__ = [
     "MANAGED_BY",
     "MANAGED_SELECTOR",
     "NETWORK_POLICY",
+    "NODE",
     "OPERATOR",
     "OWNER_LABEL",
     "POD",
@@ -69,6 +70,7 @@ REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
 EVENT = Kind("v1", "Event", "events")
+NODE = Kind("v1", "Node", "nodes")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 CHILDREN = (SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, DEPLOYMENT)
