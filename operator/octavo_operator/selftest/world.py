@@ -191,10 +191,14 @@ class World:
 
     def expect_ready(self, key: Key, reason: Reason) -> None:
         """Ready must have this reason now."""
-        service = self.cluster.peek(INFERENCE_SERVICE, key)
-        told = ready_of(service)[1] if service else "nothing"
+        told = self.ready_reason(key)
         if told != reason:
-            self.judge.fail(f"{key[1]}: Ready tells {told} instead of {reason}")
+            self.judge.fail(f"{key[1]}: Ready tells {told or 'nothing'} instead of {reason}")
+
+    def ready_reason(self, key: Key) -> str:
+        """The reason of Ready; empty when there is none."""
+        service = self.cluster.peek(INFERENCE_SERVICE, key)
+        return ready_of(service)[1] if service else ""
 
     def applied_replicas(self, key: Key) -> int:
         """How many pods the Deployment of an object should have; 0 when there is none."""
