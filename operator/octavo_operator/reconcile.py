@@ -158,7 +158,7 @@ class Reconciler:
         now = self._now()
         deployment = observed.children.get(DEPLOYMENT)
         step = next_step(
-            service.spec.replicas,
+            service.wanted,
             replicas_of(observed.pods, template["metadata"]["labels"][TEMPLATE_LABEL], now),
             refused=refuses_pods(deployment) is not None,
             current=surge_of(deployment),

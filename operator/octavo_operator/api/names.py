@@ -8,6 +8,7 @@ __all__ = [
     "DEPLOYMENT",
     "EVENT",
     "INFERENCE_SERVICE",
+    "LEASE",
     "MANAGED_BY",
     "MANAGED_SELECTOR",
     "OPERATOR",
@@ -23,6 +24,7 @@ __all__ = [
     "Kind",
     "Manifest",
     "key_of",
+    "version_of",
 ]
 
 Manifest = dict[str, Any]
@@ -58,6 +60,7 @@ POD = Kind("v1", "Pod", "pods")
 REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENT = Kind("v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 WATCHED = (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, REVISION)
 
@@ -79,3 +82,8 @@ UPDATE_ANNOTATION = "octavo.dev/update"
 def key_of(manifest: Manifest) -> Key:
     """The (namespace, name) of an object."""
     return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def version_of(manifest: Manifest) -> int:
+    """The resourceVersion of an object; the API server orders them."""
+    return int(manifest["metadata"]["resourceVersion"])

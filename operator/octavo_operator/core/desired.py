@@ -212,7 +212,7 @@ def _service(service: InferenceService) -> Manifest:
 def _deployment(service: InferenceService, template: Manifest, step: Step) -> Manifest:
     return _metadata(service, DEPLOYMENT) | {
         "spec": {
-            "replicas": service.spec.replicas,
+            "replicas": service.wanted,
             "selector": {"matchLabels": {OWNER_LABEL: service.name}},
             "paused": False,
             "strategy": _strategy(service, step),

@@ -11,9 +11,20 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, SERVICE, WATCHED, Key, Kind, Manifest, key_of
+from octavo_operator.api.names import (
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    SERVICE,
+    WATCHED,
+    Key,
+    Kind,
+    Manifest,
+    key_of,
+    version_of,
+)
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.queue import WorkQueue
+from octavo_operator.core.silence import Silence
 from octavo_operator.core.store import Store
 from octavo_operator.errors import ClusterError, Gone, OperatorError, Stale, Unavailable
 from octavo_operator.metrics import Metrics
@@ -42,6 +53,7 @@ class Controller:
         namespaces: the namespaces to list; none means all.
         workers: how many looks run at once.
         resync_seconds: time between complete lists.
+        turn: set when the workers may begin; until then they only learn what there is. None: at once.
     """
 
     def __init__(
@@ -54,6 +66,7 @@ class Controller:
         namespaces: tuple[str, ...] = (),
         workers: int = 4,
         resync_seconds: float = 300.0,
+        turn: asyncio.Event | None = None,
     ) -> None:
         self._port = port
         self._store = store
@@ -62,11 +75,13 @@ class Controller:
         self._scopes: tuple[str | None, ...] = namespaces or (None,)
         self._workers = workers
         self._resync_seconds = resync_seconds
+        self._turn = turn
         self._queue: WorkQueue[Key] = WorkQueue()
         self._wake = asyncio.Event()
         self._listed = asyncio.Event()
         self._relist = asyncio.Event()
         self._started: dict[Key, float] = {}
+        self._silence = Silence()
         metrics.queue_depth.set_function(self._queue.__len__)
         for kind in WATCHED:
             metrics.objects.labels(kind.kind).set_function(partial(store.count, kind))
@@ -81,6 +96,10 @@ class Controller:
         now = _clock()
         return [key for key, started in self._started.items() if now - started > STUCK_SECONDS]
 
+    def silent_watches(self) -> list[str]:
+        """The kinds, and the namespace where they are watched by namespace, whose watch delivers nothing any more."""
+        return [f"{kind.kind} in {scope}" if scope else kind.kind for kind, scope in self._silence.silent()]
+
     def on_event(self, kind: Kind, event_type: str | None, manifest: Manifest) -> None:
         """Takes in a watch event.
 
@@ -90,6 +109,8 @@ class Controller:
             manifest: the object.
         """
         self._metrics.watch_events.labels(kind.kind).inc()
+        scope = None if self._scopes == (None,) else manifest["metadata"]["namespace"]
+        self._silence.delivered((kind, scope), version_of(manifest))
         known = self._store.get(kind, key_of(manifest))
         if event_type == "DELETED":
             # A child that is gone is an outage; a whole object that is gone can wait.
@@ -125,23 +146,32 @@ class Controller:
                     for kind in WATCHED:
                         listing = await self._port.list_all(kind, scope)
                         self._add(self._store.replace(kind, scope, listing.items, listing.version))
+                        newest = max((version_of(one) for one in listing.items), default=0)
+                        self._silence.listed((kind, scope), newest, time.monotonic())
             except Gone:
                 raise
             except ClusterError as error:
                 logger.warning("cannot list: %s", error)
+                self._silence.interrupted()
                 await asyncio.sleep(LIST_RETRY_SECONDS)
                 continue
             self._metrics.last_list.set_to_current_time()
             if not self.is_ready:
                 logger.info("known: %s", {kind.kind: self._store.count(kind) for kind in WATCHED})
                 self._listed.set()
+            if self.silent_watches():
+                logger.error("silent watches, which owe what the lists show: %s", ", ".join(self.silent_watches()))
+            due = self._silence.due()
+            pause = self._resync_seconds if due is None else min(self._resync_seconds, due - time.monotonic())
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._resync_seconds):
+                async with asyncio.timeout(pause):
                     await self._relist.wait()
             self._relist.clear()
 
     async def _work(self) -> None:
         await self._listed.wait()
+        if self._turn is not None:
+            await self._turn.wait()
         while True:
             key = self._queue.take(_clock())
             if key is None:
