@@ -215,7 +215,7 @@ class FakeCluster:
         version = manifest["metadata"].get("resourceVersion")
         if version != (live and live["metadata"]["resourceVersion"]):
             raise Stale(f'{kind.plural} "{key[1]}" has been modified; apply your changes to the latest version')
-        return copy.deepcopy(self._store(kind, key, copy.deepcopy(manifest)))
+        return _copy(self._store(kind, key, _copy(manifest)))
 
     async def record(self, event: Manifest) -> None:
         """See ClusterPort."""

@@ -147,7 +147,7 @@ class Controller:
                         listing = await self._port.list_all(kind, scope)
                         self._add(self._store.replace(kind, scope, listing.items, listing.version))
                         newest = max((version_of(one) for one in listing.items), default=0)
-                        self._silence.listed((kind, scope), newest, time.monotonic())
+                        self._silence.listed((kind, scope), newest, _clock())
             except Gone:
                 raise
             except ClusterError as error:
@@ -162,7 +162,7 @@ class Controller:
             if self.silent_watches():
                 logger.error("silent watches, which owe what the lists show: %s", ", ".join(self.silent_watches()))
             due = self._silence.due()
-            pause = self._resync_seconds if due is None else min(self._resync_seconds, due - time.monotonic())
+            pause = self._resync_seconds if due is None else min(self._resync_seconds, due - _clock())
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._relist.wait()

@@ -70,6 +70,9 @@ class Judge:
         changed_at: when anything changed, or an operator wrote.
         writes: how often operators wrote, by InferenceService.
         writes_by_kind: the same by kind.
+        applied_at: when an operator last changed a Deployment or a Service.
+        writer: the operator that wrote last; none writes after another one has begun to.
+        writer_since: when it began.
     """
 
     cluster: FakeCluster
@@ -83,6 +86,10 @@ class Judge:
     changed_at: float = 0.0
     writes: Counter[Key] = field(default_factory=Counter)
     writes_by_kind: Counter[Kind] = field(default_factory=Counter)
+    applied_at: float = 0.0
+    writer: str = ""
+    writer_since: float = 0.0
+    _past_writers: set[str] = field(default_factory=set)
     _useless: Counter[Key] = field(default_factory=Counter)
     _by_users: Counter[Key] = field(default_factory=Counter)
     _by_others: Counter[Key] = field(default_factory=Counter)
@@ -101,7 +108,7 @@ class Judge:
         self.allowed[_owner(manifest)] += 1
 
     @contextmanager
-    def watching(self, manifest: Manifest) -> Iterator[None]:
+    def watching(self, manifest: Manifest, operator: str) -> Iterator[None]:
         """Judges an operator's write of this object, which is done inside."""
         kind, key, owner = KINDS[manifest["kind"]], key_of(manifest), _owner(manifest)
         before = self.cluster.peek(kind, key)
@@ -111,12 +118,19 @@ class Judge:
             yield
         finally:
             self._is_operators = False
+        if operator != self.writer:
+            if operator in self._past_writers:
+                self.fail(f"{operator} writes again, after {self.writer} did")
+            self._past_writers.add(self.writer)
+            self.writer, self.writer_since = operator, seconds()
         self.writes[owner] += 1
         self.writes_by_kind[kind] += 1
         after = self.cluster.peek(kind, key)
         if before == after:
             self._useless[owner] += 1
             return
+        if kind in CHILDREN:
+            self.applied_at = seconds()
         if kind is INFERENCE_SERVICE:
             self._judge_status(manifest)
         elif kind is not EVENT and before is not None and not _may_write(manifest, before):
@@ -243,7 +257,7 @@ class Judge:
         if not is_written(expected, observed.service):
             present = observed.service.get("status", {})
             self.fail(f"{name}: its status is not what is there: {first_difference(present, expected)}")
-        wanted, counts = service.spec.replicas, deployment.get("status", {})
+        wanted, counts = service.wanted, deployment.get("status", {})
         serves = wanted > 0 and self.ready(service.key) == wanted == counts["updatedReplicas"] == counts["replicas"]
         if (ready_of(observed.service)[0] == "True") != serves:
             self.fail(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from octavo_operator.selftest.clock import VirtualLoop
+from octavo_operator.selftest.clock import Standstill, VirtualLoop
 from octavo_operator.selftest.promises.catalogue import PROMISES
 from octavo_operator.selftest.promises.model import Promise
 from octavo_operator.selftest.world import World
@@ -59,8 +59,12 @@ def play(promise: Promise, seed: int) -> Verdict:
     """Plays one promise in a new world. The same seed gives the same run."""
     began = time.perf_counter()
     random.seed(seed)  # the operator spreads its retries by the module's own generator
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        done, broken = runner.run(_play(promise, seed))
+    done, broken = "it was not played to the end", []
+    try:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            done, broken = runner.run(_play(promise, seed))
+    except Standstill as error:
+        broken = [str(error)]
     return Verdict(promise, done, tuple(broken), time.perf_counter() - began)
 
 
@@ -72,10 +76,13 @@ async def _play(promise: Promise, seed: int) -> tuple[str, list[str]]:
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: world.judge.fail(f"{context['message']}: {context.get('exception')!r}")
     )
+    done = "it was not played to the end"
     try:
         done = await promise.play(world)
-        await world.stop()
+    except Exception as error:  # noqa: BLE001 a world that went to pieces is a verdict too
+        world.judge.fail(f"ended by {error!r}")
     finally:
+        await world.stop()
         logger.removeHandler(handler)
     return done, world.judge.broken
 

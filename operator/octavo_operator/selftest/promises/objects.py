@@ -5,7 +5,7 @@ import asyncio
 from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import CLAIM, DEPLOYMENT, MANAGED_BY, OPERATOR, OWNER_LABEL, SERVICE, Manifest
 from octavo_operator.errors import Gone, Rejected
-from octavo_operator.selftest.promises.model import STARTED, Promise
+from octavo_operator.selftest.promises.model import AT_ONCE, STARTED, Promise
 from octavo_operator.selftest.world import NAMESPACE, World
 
 __all__ = ["PROMISES"]
@@ -33,7 +33,7 @@ async def _drift(world: World) -> str:
     for _ in range(5):
         for key in keys:
             meddled += world.vandalise(key)
-        await world.rest(within=STARTED)
+        await world.rest(within=STARTED, applied=AT_ONCE)
     world.judge.shared.update(keys)
     for key in keys:
         world.judge.allowed[key] += 1  # a list that has grown is sent once more
@@ -126,8 +126,7 @@ async def _burst(world: World) -> str:
     await asyncio.sleep(1)
     before = len(world.cluster.all(DEPLOYMENT))
     world.edit(edited, replicas=3)
-    while world.applied_replicas(edited) != 3:
-        await asyncio.sleep(0.1)
+    await world.until(lambda: world.applied_replicas(edited) == 3)
     overtaken = count + 1 - len(world.cluster.all(DEPLOYMENT))
     if overtaken < count / 2:
         world.judge.fail(f"an edit waited until only {overtaken} of {count} new objects were left")

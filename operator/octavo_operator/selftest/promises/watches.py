@@ -3,7 +3,7 @@
 import asyncio
 
 from octavo_operator.api.names import INFERENCE_SERVICE, SERVICE
-from octavo_operator.selftest.promises.model import STARTED, Promise
+from octavo_operator.selftest.promises.model import AT_ONCE, STARTED, Promise
 from octavo_operator.selftest.world import World
 
 __all__ = ["PROMISES"]
@@ -34,7 +34,7 @@ async def _gap(world: World) -> str:
         await asyncio.sleep(world.random.uniform(5, 60))
         world.faults.deaf = False
         operator.watch.relist()
-        await world.rest(within=STARTED)
+        await world.rest(within=STARTED, applied=AT_ONCE)
     told = ", ".join(f"{count} {what}" for what, count in done.items())
     return f"3 gaps: {told}; {world.faults.injected} events lost"
 
@@ -54,6 +54,25 @@ async def _lost_deletions(world: World) -> str:
     if len(world.cluster.all(SERVICE)) != 5 or len(world.cluster.all(INFERENCE_SERVICE)) != 5:
         world.judge.fail("not every object has its Service again, or one came back from the dead")
     return f"3 objects and 2 Services deleted, {world.faults.injected} events lost; put right {took:.0f} s later"
+
+
+async def _silent(world: World) -> str:
+    operator = world.start_operator()
+    keys = world.create_many(6)
+    await world.rest(within=STARTED)
+    world.faults.deaf = True
+    for key in keys:
+        world.edit_somehow(key)
+    await asyncio.sleep(2 * RESYNC)
+    world.judge.check()
+    if not operator.controller.silent_watches():
+        world.judge.fail("/livez does not tell that the watches are silent")
+    world.faults.deaf = False
+    operator.watch.relist()
+    await world.rest(within=STARTED)
+    if operator.controller.silent_watches():
+        world.judge.fail("/livez tells of silent watches when none is")
+    return f"{world.faults.injected} events lost in ten minutes; complete lists found 6 edits, and /livez told"
 
 
 async def _lag(world: World) -> str:
@@ -81,5 +100,6 @@ PROMISES = (
     Promise(
         "lost-deletions", "A deletion of which no watch tells is found by the next complete list.", _lost_deletions
     ),
+    Promise("silent-watch", "A watch that delivers nothing costs five minutes, and /livez tells.", _silent),
     Promise("lagging-watch", "Events that are late, repeated or out of order undo nothing.", _lag),
 )
