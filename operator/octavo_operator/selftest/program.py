@@ -106,14 +106,12 @@ def main(arguments: Sequence[str]) -> int:
         verdicts.append(verdict)
         _show(verdict)
     broken = [verdict.promise.name for verdict in verdicts if verdict.broken]
-    took = time.perf_counter() - began
-    again = f"octavo-operator selftest --seed {seed}"
-    if broken:
-        print(f"\n{len(broken)} of {len(verdicts)} promises are broken, {took:.1f} s. The same run again:")
-        print("  " + again + "".join(f" --only {name}" for name in broken))
-        return 1
-    print(f"\n{len(verdicts)} promises held, {took:.1f} s. The same run again: {again}")
-    return 0
+    count = f"{len(broken)} of {len(verdicts)} promises are broken" if broken else f"{len(verdicts)} promises held"
+    again = "".join(f" --only {name}" for name in broken or given.only or ())
+    print(
+        f"\n{count}, {time.perf_counter() - began:.1f} s. The same again: octavo-operator selftest --seed {seed}{again}"
+    )
+    return 1 if broken else 0
 
 
 _WIDTH = max(map(len, PROMISES))

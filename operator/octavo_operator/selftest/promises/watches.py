@@ -2,7 +2,7 @@
 
 import asyncio
 
-from octavo_operator.api.names import INFERENCE_SERVICE, SERVICE
+from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, SERVICE
 from octavo_operator.selftest.promises.model import AT_ONCE, STARTED, Promise
 from octavo_operator.selftest.world import World
 
@@ -27,7 +27,12 @@ async def _gap(world: World) -> str:
             done["edited"] += 1
         for key in world.random.sample(keys, 3):
             done["meddled with"] += world.vandalise(key)
-        for key in world.random.sample(keys, 3):
+        for kind in (DEPLOYMENT, SERVICE):
+            key = world.random.choice(keys[:5])
+            if world.cluster.peek(kind, key) is not None:
+                world.cluster.delete(kind, key)
+                done["meddled with"] += 1
+        for key in world.random.sample(keys[5:], 3):
             keys.remove(key)
             world.delete(key)
             done["deleted"] += 1
@@ -95,11 +100,30 @@ async def _lag(world: World) -> str:
     return f"8 objects, {done} changes, events 0 to 6 s late, in any order, {world.faults.injected} twice; at rest {took:.1f} s later"
 
 
+async def _edit_in_answer(world: World) -> str:
+    world.start_operator()
+    keys = world.create_many(10, replicas=0)
+    await world.rest()
+    world.faults.lag = (0.5, 2.0)
+    for number in range(10):
+        for key in keys:
+            world.edit(key, service={"type": "ClusterIP", "port": 100 + 2 * number})
+            await asyncio.sleep(world.random.uniform(0, 1))
+            world.edit(key, service={"type": "ClusterIP", "port": 101 + 2 * number})
+        await world.rest(applied=AT_ONCE)
+    return "100 edits made while the status of the edit before was written, and told by the watch after that"
+
+
 PROMISES = (
     Promise("watch-gap", "What happens while a watch has lost its place (410) is found when it lists again.", _gap),
     Promise(
         "lost-deletions", "A deletion of which no watch tells is found by the next complete list.", _lost_deletions
     ),
     Promise("silent-watch", "A watch that delivers nothing costs five minutes, and /livez tells.", _silent),
+    Promise(
+        "edit-in-answer",
+        "An edit is followed, whether its event or the answer to a write tells of it first.",
+        _edit_in_answer,
+    ),
     Promise("lagging-watch", "Events that are late, repeated or out of order undo nothing.", _lag),
 )
