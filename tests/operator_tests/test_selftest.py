@@ -14,7 +14,9 @@ from octavo_operator import reconcile
 from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import DEPLOYMENT
 from octavo_operator.core import plan as plan_module
+from octavo_operator.core import revision as revision_module
 from octavo_operator.core import status as status_module
+from octavo_operator.core.digest import digest
 from octavo_operator.core.election import Election
 from octavo_operator.core.plan import Applied
 from octavo_operator.core.queue import WorkQueue
@@ -62,8 +64,8 @@ def forgets_what_it_applied(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("drift")
 def leaves_drift_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan_module, "remember", lambda sent, _: Applied(plan_module.digest(sent), ""))
-    patch.setattr(reconcile, "remember", lambda sent, _: Applied(plan_module.digest(sent), ""))
+    patch.setattr(plan_module, "remember", lambda sent, _: Applied(digest(sent), ""))
+    patch.setattr(reconcile, "remember", lambda sent, _: Applied(digest(sent), ""))
 
 
 @mutant("foreign-object")
@@ -169,7 +171,7 @@ def takes_a_conflict_for_the_end(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("failing-pods")
 def tells_reasons_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    status = reconcile.desired_status
+    status = status_module.desired_status
 
     def renamed(*given: Any, **named: Any) -> Any:
         told = status(*given, **named)
@@ -208,7 +210,7 @@ def stops_pods_first(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("upgrade")
 def renders_anew_each_time(patch: pytest.MonkeyPatch) -> None:
-    pin = reconcile.pin
+    pin = revision_module.pin
 
     def anew(service: Any, observed: Any, render: Any) -> Any:
         return replace(pin(service, observed, render), template=render(service))
@@ -218,7 +220,7 @@ def renders_anew_each_time(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("upgrade")
 def never_prunes_revisions(patch: pytest.MonkeyPatch) -> None:
-    pin = reconcile.pin
+    pin = revision_module.pin
     patch.setattr(reconcile, "pin", lambda *given: replace(pin(*given), obsolete=()))
 
 

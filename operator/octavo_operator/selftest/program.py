@@ -21,6 +21,8 @@ memory while requests fail, watches lose events, pods crash and processes die. N
 touches none. Time is virtual: an hour of outage costs a second.
 """
 
+CUT_SHORT = "it was not played to the end"
+
 SHOWN = 5
 """How many faults are shown of a promise that is broken."""
 
@@ -59,7 +61,7 @@ def play(promise: Promise, seed: int) -> Verdict:
     """Plays one promise in a new world. The same seed gives the same run."""
     began = time.perf_counter()
     random.seed(seed)  # the operator spreads its retries by the module's own generator
-    done, broken = "it was not played to the end", []
+    done, broken = CUT_SHORT, list[str]()
     try:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             done, broken = runner.run(_play(promise, seed))
@@ -76,7 +78,7 @@ async def _play(promise: Promise, seed: int) -> tuple[str, list[str]]:
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: world.judge.fail(f"{context['message']}: {context.get('exception')!r}")
     )
-    done = "it was not played to the end"
+    done = CUT_SHORT
     try:
         done = await promise.play(world)
     except Exception as error:  # noqa: BLE001 a world that went to pieces is a verdict too

@@ -1,6 +1,7 @@
 """Users, and others who write to the same objects."""
 
 import asyncio
+from functools import partial
 
 from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import CLAIM, DEPLOYMENT, MANAGED_BY, OPERATOR, OWNER_LABEL, SERVICE, Manifest
@@ -87,7 +88,7 @@ async def _foreign_writer(world: World) -> str:
     before = world.judge.writes_by_kind[DEPLOYMENT]
     told = set()
     for number in range(150):
-        world.cluster.edit(DEPLOYMENT, key, lambda live, n=number: live["spec"].update(replicas=2 + n % 2))
+        world.cluster.edit(DEPLOYMENT, key, partial(_scale, count=2 + number % 2))
         await asyncio.sleep(2)
         told.add(world.ready_reason(key))
     if Reason.CONTESTED not in told:
@@ -98,6 +99,10 @@ async def _foreign_writer(world: World) -> str:
     world.edit(other, replicas=2)
     await world.rest(within=60 + STARTED)
     return f"somebody wrote 150 times in five minutes, the operator {writes} times; then there was peace"
+
+
+def _scale(live: Manifest, *, count: int) -> None:
+    live["spec"]["replicas"] = count
 
 
 async def _recreated(world: World) -> str:
@@ -120,7 +125,7 @@ async def _burst(world: World) -> str:
     edited = world.create("edited")
     await world.rest(within=STARTED)
     world.faults.latency = (0.02, 0.1)
-    count = 150
+    count = 120
     for number in range(count):
         world.create(f"burst-{number}", replicas=1)
     await asyncio.sleep(1)
