@@ -115,7 +115,7 @@ def lets_no_edit_overtake(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("refused")
 def does_not_back_off(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WorkQueue, "retry", lambda self, key, now, **_: self.add_at(key, now + 1))
+    patch.setattr(WorkQueue, "retry", lambda self, key, now, **_: self.add_at(key, now + 10))
 
 
 @mutant("missing-claim")
@@ -319,13 +319,13 @@ def selftest(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProce
 
 
 def test_program_same_seed_is_the_same_run_in_another_process() -> None:
-    names = ("watch-gap", "lagging-watch", "leader-killed")
+    names = ("watch-gap", "leader-killed")
     arguments = ["--seed", "5", *(word for name in names for word in ("--only", name))]
     runs = [selftest(*arguments, hash_seed=seed) for seed in ("1", "2")]
     assert [one.returncode for one in runs] == [0, 0], runs[0].stdout
-    first, second = (re.sub(r" +[\d.]+ s  ", " ", one.stdout).splitlines()[:3] for one in runs)
+    first, second = (re.sub(r" +[\d.]+ s  ", " ", one.stdout).splitlines()[:2] for one in runs)
     assert first == second
-    assert len(first) == 3
+    assert len(first) == 2
 
 
 def test_program_needs_nothing_that_the_operators_image_lacks() -> None:
