@@ -77,7 +77,8 @@ def test_apply_makes_children_and_status(kubectl: Kubectl) -> None:
     deployment = eventually(lambda: kubectl.get("deployment", "chat"), REPAIR_SECONDS)
     found = eventually(lambda: condition(kubectl.get("isvc", "chat")) and kubectl.get("isvc", "chat"))
     uid = found["metadata"]["uid"]
-    for child in (deployment, kubectl.get("service", "chat")):
+    others = [kubectl.get(kind, "chat") for kind in ("service", "networkpolicy", "poddisruptionbudget")]
+    for child in (deployment, *others):
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == (uid, True)
     assert deployment["spec"]["replicas"] == 2
@@ -119,6 +120,10 @@ EDITS: dict[str, tuple[str, Any, str]] = {
     "type": ("service", {"spec": {"type": "NodePort"}}, "merge"),
     "labels": ("service", {"metadata": {"labels": None}}, "merge"),
     "owner": ("deployment", {"metadata": {"ownerReferences": None}}, "merge"),
+    "policy opened": ("networkpolicy", {"spec": {"ingress": [{}]}}, "merge"),
+    "policy of other pods": ("networkpolicy", {"spec": {"podSelector": {"matchLabels": {"a": "b"}}}}, "merge"),
+    "budget of none": ("poddisruptionbudget", {"spec": {"maxUnavailable": 0}}, "merge"),
+    "budget of the healthy": ("poddisruptionbudget", {"spec": {"unhealthyPodEvictionPolicy": None}}, "merge"),
 }
 
 
@@ -150,7 +155,7 @@ def test_child_edited_is_repaired(edited: Kubectl, what: str) -> None:
     eventually(lambda: essence(edited.get(kind, "chat")) == before, REPAIR_SECONDS)
 
 
-@pytest.mark.parametrize("kind", ["deployment", "service"])
+@pytest.mark.parametrize("kind", ["deployment", "service", "networkpolicy", "poddisruptionbudget"])
 def test_child_deleted_returns(edited: Kubectl, kind: str) -> None:
     before = edited.get(kind, "chat")["metadata"]["uid"]
     edited("delete", kind, "chat", "--wait=false")
@@ -224,7 +229,8 @@ def test_delete_leaves_nothing(kubectl: Kubectl) -> None:
     created(kubectl)
     eventually(lambda: kubectl.get("pods"))
     kubectl("delete", "isvc", "chat", "--timeout=10s")
-    kinds = "deployments,replicasets,controllerrevisions,pods,services,inferenceservices.octavo.dev"
+    owned = "deployments,replicasets,controllerrevisions,pods,services,networkpolicies,poddisruptionbudgets"
+    kinds = f"{owned},inferenceservices.octavo.dev"
     eventually(lambda: kubectl.get(kinds) == [], 60)
 
 
@@ -417,7 +423,7 @@ def test_quiet_cluster_sees_no_writes(kubectl: Kubectl, operator: OperatorProces
     limits = {"cpu": "1000m", "memory": "1024Mi"}
     resources = {"limits": limits, "requests": {"cpu": "0.010", "memory": "0.5Gi"}}
     created(kubectl, resources=resources)
-    kinds = "deployments,services,inferenceservices.octavo.dev"
+    kinds = "deployments,services,networkpolicies,poddisruptionbudgets,inferenceservices.octavo.dev"
 
     def versions() -> list[str]:
         return [one["metadata"]["resourceVersion"] for one in kubectl.get(kinds)]

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,7 +18,6 @@ from octavo_operator.api.names import (
     REVISION,
     SERVICE,
     STATUS_MANAGER,
-    TEMPLATE_LABEL,
     UPDATE_ANNOTATION,
     Key,
     Kind,
@@ -27,13 +26,14 @@ from octavo_operator.api.names import (
 from octavo_operator.api.service import InferenceService
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.containers import Cause
+from octavo_operator.core.decisions import Decision, deployment_decisions, record, repair, unpinned
 from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.digest import digest
 from octavo_operator.core.events import ready_event
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
-from octavo_operator.core.revision import Pinned, pin
-from octavo_operator.core.rollout import Stall, Step, next_step, replicas_of, surge_of
+from octavo_operator.core.revision import Pinned, label_of, pin
+from octavo_operator.core.rollout import Replica, Stall, Step, next_step, replicas_of, surge_of
 from octavo_operator.core.setup import seconds_until_overdue
 from octavo_operator.core.status import desired_status, invalid_status, is_written, refuses_pods
 from octavo_operator.core.store import Store
@@ -79,6 +79,8 @@ class _Memory:
     claim: tuple[str, ClaimPhase, float] | None = None
     waiting_since: float | None = None
     stall: Stall | None = None
+    decisions: list[tuple[datetime, Decision]] = field(default_factory=list)
+    """Those that are carried out and not on record yet."""
 
 
 class Reconciler:
@@ -128,10 +130,12 @@ class Reconciler:
             return Outcome(look_again_after=await self._write_status(observed, status))
         claim = await self._claim_phase(service, memory)
         pinned = pin(service, observed, self._render)
-        step = self._step(service, pinned.template, observed, memory)
+        pods = replicas_of(observed.pods, label_of(pinned.template), self._now())
+        step = self._step(service, pods, observed, memory)
         desired = desired_children(service, pinned.template, step)
-        problems = await self._pin(pinned)
-        problems += await self._apply(desired, observed, memory)
+        decisions = deployment_decisions(service, observed, pinned, step, pods)
+        problems = await self._pin(pinned, memory)
+        problems += await self._apply(desired, observed, memory, {DEPLOYMENT: decisions})
         present = self._store.observe(key)
         if present is None or present.service["metadata"]["uid"] != service.uid:
             return Outcome()
@@ -139,6 +143,7 @@ class Reconciler:
             service, present, desired=desired, problems=problems, pending=pinned.pending, claim=claim, now=self._now()
         )
         edited = await self._write_status(present, status)
+        await self._record(service, present, memory)
         is_taken = any(problem.reason is Reason.NAME_TAKEN for problem in problems)
         dues = (
             self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
@@ -151,24 +156,23 @@ class Reconciler:
             look_again_after=min((due for due in dues if due is not None), default=None),
         )
 
-    def _step(self, service: InferenceService, template: Manifest, observed: Observed, memory: _Memory) -> Step:
+    def _step(self, service: InferenceService, pods: Sequence[Replica], observed: Observed, memory: _Memory) -> Step:
         """Where a rollout of type Auto is."""
         if service.spec.rollout.type != "Auto":
             return Step()
-        now = self._now()
         deployment = observed.children.get(DEPLOYMENT)
         step = next_step(
             service.wanted,
-            replicas_of(observed.pods, template["metadata"]["labels"][TEMPLATE_LABEL], now),
+            pods,
             refused=refuses_pods(deployment) is not None,
             current=surge_of(deployment),
             stall=memory.stall,
-            now=now.timestamp(),
+            now=self._now().timestamp(),
         )
         memory.stall = step.stall
         return step
 
-    async def _pin(self, pinned: Pinned) -> list[Cause]:
+    async def _pin(self, pinned: Pinned, memory: _Memory) -> list[Cause]:
         """Creates the revision of the template that is applied next, and deletes those that nobody needs any more."""
         if pinned.create is not None:
             name = pinned.create["metadata"]["name"]
@@ -184,10 +188,38 @@ class Reconciler:
             with suppress(Gone):
                 await self._port.remove(REVISION, manifest)
             self._metrics.writes.labels(REVISION.kind).inc()
+            memory.decisions.append((self._now(), unpinned(manifest)))
         return []
 
-    async def _apply(self, desired: tuple[Manifest, ...], observed: Observed, memory: _Memory) -> list[Cause]:
-        """Carries out the plan; one child's refusal does not keep the others back."""
+    async def _record(self, service: InferenceService, observed: Observed, memory: _Memory) -> None:
+        """Writes down what was decided, as far as it can be written: nothing depends on it."""
+        if not memory.decisions:
+            return
+        manifest = record(service, observed.revisions, memory.decisions)
+        if manifest is not None:
+            try:
+                self._store.upsert(REVISION, await self._port.apply(manifest, manager=OPERATOR))
+            except Rejected as error:
+                logger.warning("no record of decisions about %s/%s: %s", service.namespace, service.name, error)
+            else:
+                self._metrics.writes.labels(REVISION.kind).inc()
+        memory.decisions.clear()
+
+    async def _apply(
+        self,
+        desired: tuple[Manifest, ...],
+        observed: Observed,
+        memory: _Memory,
+        decisions: Mapping[Kind, Sequence[Decision]],
+    ) -> list[Cause]:
+        """Carries out the plan; one child's refusal does not keep the others back.
+
+        Args:
+            desired: the children.
+            observed: what exists.
+            memory: gets what is carried out.
+            decisions: those that writing a child of this kind carries out.
+        """
         todo = plan(desired, observed, memory.applied)
         problems = [_taken(manifest) for manifest in todo.taken]
         for manifest in todo.create + todo.apply:
@@ -217,6 +249,9 @@ class Reconciler:
             if repeats:
                 # Only what was done counts: attempts while the API server is away are nobody's contest.
                 repairs.append(self._monotonic())
+            repaired = repair(manifest, observed, answer, repeats=repeats)
+            made = () if repeats else decisions.get(kind, ())
+            memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
         return problems
 
     async def _write(self, manifest: Manifest, present: Manifest | None) -> Manifest:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from octavo_operator.api.names import (
+    CHILDREN,
     CLAIM,
     DEPLOYMENT,
     EVENT,
@@ -33,7 +34,7 @@ __all__ = ["FakeCluster", "inference_service"]
 
 T = TypeVar("T")
 
-KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, CLAIM, EVENT, REVISION, LEASE)}
+KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, *CHILDREN, POD, CLAIM, EVENT, REVISION, LEASE)}
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
     "conditions": ("type",),

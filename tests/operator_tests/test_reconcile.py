@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.names import (
+    CHILDREN,
     CLAIM,
     DEPLOYMENT,
     EVENT,
@@ -76,7 +77,7 @@ def world() -> World:
 
 async def test_reconcile_creates_children_and_status_then_rests(world: World) -> None:
     assert await world.look() == Outcome()
-    assert [len(world.cluster.all(kind)) for kind in (DEPLOYMENT, SERVICE)] == [1, 1]
+    assert [len(world.cluster.all(kind)) for kind in CHILDREN] == [1] * len(CHILDREN)
     assert world.ready() == ("False", "Starting")
     await world.look()  # the status now says that the Service is there
     writes = world.cluster.writes
@@ -90,7 +91,7 @@ async def test_reconcile_reads_what_it_wrote(world: World) -> None:
     world.cluster.unsubscribe()
     await world.look()
     writes = world.cluster.writes
-    assert writes == 4
+    assert writes == len(CHILDREN) + 2  # the revision and the status
     await world.look()
     assert world.cluster.writes == writes
 
@@ -152,7 +153,7 @@ async def test_reconcile_follows_the_deployment_to_ready_and_back(world: World) 
     assert world.ready() == ("False", "Starting")
 
 
-@pytest.mark.parametrize("kind", [DEPLOYMENT, SERVICE], ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", CHILDREN, ids=lambda kind: kind.kind)
 async def test_reconcile_brings_a_deleted_child_back(world: World, kind: Any) -> None:
     await world.look()
     (before,) = world.cluster.all(kind)

@@ -11,17 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from octavo_operator.api.names import (
-    DEPLOYMENT,
-    INFERENCE_SERVICE,
-    SERVICE,
-    WATCHED,
-    Key,
-    Kind,
-    Manifest,
-    key_of,
-    version_of,
-)
+from octavo_operator.api.names import CHILDREN, INFERENCE_SERVICE, WATCHED, Key, Kind, Manifest, key_of, version_of
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.queue import WorkQueue
 from octavo_operator.core.silence import Silence
@@ -114,7 +104,7 @@ class Controller:
         known = self._store.get(kind, key_of(manifest))
         if event_type == "DELETED":
             # A child that is gone is an outage; a whole object that is gone can wait.
-            self._add(self._store.delete(kind, manifest), urgent=kind in {DEPLOYMENT, SERVICE})
+            self._add(self._store.delete(kind, manifest), urgent=kind in CHILDREN)
             return
         owners = self._store.upsert(kind, manifest)
         edited = kind is INFERENCE_SERVICE and known is not None and _generation(known) != _generation(manifest)

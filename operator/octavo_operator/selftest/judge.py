@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo_operator.api.conditions import ConditionType, Reason
 from octavo_operator.api.names import (
+    CHILDREN,
     CLAIM,
     DEPLOYMENT,
     EVENT,
@@ -43,15 +44,14 @@ from octavo_operator.testing import FakeCluster
 
 __all__ = ["Judge", "ready_of"]
 
-KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, REVISION, EVENT)}
+KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, *CHILDREN, REVISION, EVENT)}
 REASONS = frozenset(Reason)
-CHILDREN = (DEPLOYMENT, SERVICE)
 
-WRITES_PER_USERS_CHANGE = 8
-"""What an edit may cost by itself: a revision made and one removed, two children, a strategy there and back, a status,
-an Event."""
-WRITES_PER_OTHER_CHANGE = 3
-"""What a change of a child or of a pod may cost: a child, a status, an Event."""
+WRITES_PER_USERS_CHANGE = 11
+"""What an edit may cost by itself: a revision made and one removed, four children, a strategy there and back, a record of
+decisions, a status, an Event."""
+WRITES_PER_OTHER_CHANGE = 4
+"""What a change of a child or of a pod may cost: a child, a record of that, a status, an Event."""
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Judge:
                 store.upsert(kind, manifest)
         services = self.cluster.all(INFERENCE_SERVICE)
         alive = {one["metadata"]["uid"] for one in services}
-        for kind in (DEPLOYMENT, SERVICE, REVISION):
+        for kind in (*CHILDREN, REVISION):
             for child in self.cluster.listed(kind):
                 owner = controller_of(child)
                 if owner is not None and owner["kind"] == INFERENCE_SERVICE.kind and owner["uid"] not in alive:

@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import (
+    CHILDREN,
     DEPLOYMENT,
     INFERENCE_SERVICE,
     SERVICE,
@@ -104,8 +105,8 @@ class World:
         """
         self.judge.image = image
         for key in self.judge.written:
-            # It has not seen the answers to earlier applies, and sends both children once more.
-            self.judge.allowed[key] += 2
+            # It has not seen the answers to earlier applies, and sends all children once more.
+            self.judge.allowed[key] += len(CHILDREN)
         name, faults = f"operator {len(self.operators) + 1}", faults or self.faults
         clock = asyncio.get_running_loop().time
         connection = Connection(self.cluster, faults, self.judge, name)
