@@ -28,7 +28,7 @@ import numpy as np
 
 from bench.autoscaling.policy import SCRAPE_SECONDS, PodView, Policy, Sample
 from bench.autoscaling.replica import Demand, Machine, Replica
-from bench.autoscaling.traces import HOUR, Trace
+from bench.autoscaling.traces import HOUR, Recorded, Trace
 
 __all__ = ["Decision", "Routing", "Run", "Setup", "simulate"]
 
@@ -123,7 +123,7 @@ class _Pod:
         )
 
 
-def simulate(trace: Trace, seed: int, make_policy: Callable[[], Policy], setup: Setup) -> Run:
+def simulate(trace: Trace | Recorded, seed: int, make_policy: Callable[[], Policy], setup: Setup) -> Run:
     """Runs a trace against a policy; the same arguments give the same run."""
     demand, worth = trace.demand(seed)
     return _Cluster(trace, demand, worth.tolist(), make_policy, setup, seed).run()
@@ -134,7 +134,7 @@ class _Cluster:
 
     def __init__(
         self,
-        trace: Trace,
+        trace: Trace | Recorded,
         demand: Demand,
         worth: list[float],
         make_policy: Callable[[], Policy],

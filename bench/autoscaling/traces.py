@@ -8,6 +8,7 @@
     loss 10, 50     diurnal, with that share of all scrapes lost
     loss 100        diurnal, with all scrapes lost for 300 s around the peak
     long-short      2; from 1,200 s on the answers' lengths are drawn with three times the mean
+    azure-conv      an hour of conversations in Azure (Recorded), each of them twelve times
 
 A replica's worth is the rate that one replica answers while enough requests wait, with the trace's lengths (for
 long-short: with those before the change). All randomness is numpy's `default_rng(seed)`, drawn in this order: prompts,
@@ -18,20 +19,23 @@ outputs, noise, arrivals. Lengths are those of bench/workloads.py, cut to what f
 from __future__ import annotations
 
 import functools
+import gzip
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.autoscaling.replica import Demand, Machine, capacity
 
-__all__ = ["HOUR", "TRACES", "Loss", "Trace", "replicas_worth"]
+__all__ = ["HOUR", "TRACES", "Loss", "Recorded", "Trace", "replicas_worth"]
 
 HOUR = 3600.0
 _SECOND = np.arange(0.0, HOUR)
 _CAPACITY_COUNT = 20_000
+_COPIES = 12
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -93,6 +97,37 @@ class Trace:
         return Demand(arrivals.tolist(), prompts[: len(arrivals)].tolist(), outputs.tolist()), shape
 
 
+class Recorded:
+    """The hour of azure_conv_2023.csv.gz: each request comes `_COPIES` times, each within half a minute of its own time.
+
+    The file holds the conversations of the Azure LLM inference trace 2023 (github.com/Azure/AzurePublicDataset,
+    AzureLLMInferenceTrace_conv.csv, CC-BY 4.0): Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase
+    Splitting, ISCA 2024. Its 19,366 requests are unchanged but for the times, in tenths of a second since the first.
+    They would keep half a replica busy; the copies make it up to six.
+    """
+
+    name = "azure-conv"
+    loss: Loss | None = None
+
+    @property
+    def initial(self) -> int:
+        """Replicas that are ready at the start."""
+        return math.ceil(float(self._shape(_recording()[0]).item(0)))
+
+    def demand(self, seed: int) -> tuple[Demand, Floats]:
+        """The requests, and the replicas' worth of each second: that of its minute."""
+        times, prompts, outputs = (np.repeat(column, _COPIES) for column in _recording())
+        rng = np.random.default_rng(seed)
+        times = np.clip(times / 10 + rng.uniform(-30.0, 30.0, len(times)), 0.0, HOUR - 0.001)
+        order = np.argsort(times, kind="stable")
+        demand = Demand(times[order].tolist(), prompts[order].tolist(), outputs[order].tolist())
+        return demand, self._shape(_recording()[0])
+
+    def _shape(self, tenths: Ints) -> Floats:
+        minutes = np.bincount(tenths // 600, minlength=60)[:60]
+        return np.repeat(_COPIES * minutes / 60 / replicas_worth(recorded), 60)
+
+
 @functools.cache
 def replicas_worth(lengths: Lengths) -> float:
     """Requests per second that one replica answers."""
@@ -120,6 +155,21 @@ def bimodal(rng: np.random.Generator, count: int) -> tuple[Ints, Ints]:
     return _cut(prompts, outputs, 8192)
 
 
+def recorded(rng: np.random.Generator, count: int) -> tuple[Ints, Ints]:
+    """Lengths of the recorded requests."""
+    _, prompts, outputs = _recording()
+    chosen = rng.integers(len(prompts), size=count)
+    return prompts[chosen], outputs[chosen]
+
+
+@functools.cache
+def _recording() -> tuple[Ints, Ints, Ints]:
+    """Tenths of a second, prompts and outputs."""
+    with gzip.open(Path(__file__).with_name("azure_conv_2023.csv.gz")) as file:
+        tenths, prompts, outputs = np.loadtxt(file, dtype=np.int64, delimiter=",", skiprows=1, unpack=True)
+    return tenths, *_cut(prompts, outputs, 8192)
+
+
 def _lognormal(rng: np.random.Generator, mean: float, count: int) -> Ints:
     return np.clip(np.rint(rng.lognormal(math.log(mean) - 0.5, 1.0, count)), 1, 2048).astype(np.int64)
 
@@ -138,7 +188,7 @@ def _flash_crowd() -> Floats:
     return np.where(np.any([np.abs(_SECOND - start - 59.5) < 60 for start in starts], axis=0), 5.0, 1.0)
 
 
-TRACES: dict[str, Trace] = {
+TRACES: dict[str, Trace | Recorded] = {
     trace.name: trace
     for trace in (
         Trace("step", np.where((_SECOND >= 600) & (_SECOND < 2400), 6.0, 1.0), chat),
@@ -150,6 +200,7 @@ TRACES: dict[str, Trace] = {
         Trace("loss-50", _diurnal(), chat, noise=0.2, loss=Loss(0.5)),
         Trace("loss-100", _diurnal(), chat, noise=0.2, loss=Loss(1.0, 1650.0, 1950.0)),
         Trace("long-short", np.full(len(_SECOND), 2.0), chat, late_outputs=1200.0, late_lengths=long_chat),
+        Recorded(),
     )
 }
 """By name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,17 +21,21 @@ SMALL = Machine(slots=3, budget=6, kv_tokens=80, reserve=0.1, max_waiting=4, bas
 HALF_A_BLOCK = 8
 
 
-def drive(demand: Demand, machine: Machine) -> tuple[Replica, int]:
-    """One replica to the end; and how many were refused."""
+def drive(demand: Demand, machine: Machine, scrapes: Sequence[float] = ()) -> tuple[Replica, int, list[float]]:
+    """One replica to the end; how many were refused, and the cache usage of each scrape."""
     replica = Replica(demand, machine)
     number = refused = 0
+    usage: list[float] = []
     while number < len(demand.arrivals) or replica.next_at < math.inf:
+        soonest = min([replica.next_at, *demand.arrivals[number : number + 1]])
+        while len(usage) < len(scrapes) and scrapes[len(usage)] < soonest:
+            usage.append(replica.scrape(scrapes[len(usage)]).cache_usage)
         if number < len(demand.arrivals) and demand.arrivals[number] <= replica.next_at:
             refused += not replica.arrive(number, demand.arrivals[number])
             number += 1
         else:
             replica.advance()
-    return replica, refused
+    return replica, refused, usage
 
 
 @dataclass(eq=False)
@@ -142,11 +147,11 @@ def demands(draw: st.DrawFn) -> tuple[list[float], list[int], list[int]]:
     return arrivals, prompts, outputs
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(demands())
 def test_replica_is_the_stepwise_machine(drawn: tuple[list[float], list[int], list[int]]) -> None:
     fast, slow = Demand(*drawn), Demand(*drawn)
-    replica, refused = drive(fast, SMALL)
+    replica, refused, _ = drive(fast, SMALL)
     stepwise = Stepwise(slow, SMALL)
     stepwise.run()
     assert refused == stepwise.refused
@@ -158,11 +163,11 @@ def test_replica_is_the_stepwise_machine(drawn: tuple[list[float], list[int], li
     assert (sample.running, sample.waiting, sample.cache_usage) == (0, 0, 0.0)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(demands())
 def test_every_request_ends_once(drawn: tuple[list[float], list[int], list[int]]) -> None:
     demand = Demand(*drawn)
-    replica, refused = drive(demand, SMALL)
+    replica, refused, _ = drive(demand, SMALL)
     ended = [end for end in demand.ended if end < math.inf]
     assert len(ended) + refused == len(drawn[0])
     assert replica.outstanding == 0
@@ -227,21 +232,23 @@ def real(
 
 @pytest.mark.parametrize(("lengths", "max_model_len"), [(chat, 2048), (bimodal, 8192)], ids=["chat", "bimodal"])
 def test_capacity_is_the_real_schedulers(lengths: object, max_model_len: int) -> None:
-    prompts, outputs = (drawn.tolist() for drawn in lengths(np.random.default_rng(11), 800))  # type: ignore[operator]
-    theirs = real([0.0] * 800, prompts, outputs, max_model_len, clients=128).steady_rate()
+    prompts, outputs = (drawn.tolist() for drawn in lengths(np.random.default_rng(11), 500))  # type: ignore[operator]
+    theirs = real([0.0] * 500, prompts, outputs, max_model_len, clients=128).steady_rate()
     assert capacity(prompts, outputs, Machine()) == pytest.approx(theirs, rel=0.03)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.8])
-def test_latencies_are_the_real_schedulers(share: float) -> None:
+@pytest.mark.parametrize(("share", "count"), [(0.5, 300), (0.8, 500), (0.95, 1000)])
+def test_latencies_and_usage_are_the_real_schedulers(share: float, count: int) -> None:
     rng = np.random.default_rng(12)
-    prompts, outputs = (drawn.tolist() for drawn in chat(rng, 800))
-    arrivals = (np.cumsum(rng.exponential(1.0, 800)) / (27.0 * share)).tolist()
+    prompts, outputs = (drawn.tolist() for drawn in chat(rng, count))
+    arrivals = (np.cumsum(rng.exponential(1.0, count)) / (27.0 * share)).tolist()
     theirs = real(arrivals, prompts, outputs, 2048)
     demand = Demand(arrivals, prompts, outputs)
-    drive(demand, Machine())
-    ours = [first - arrival for first, arrival in zip(demand.first_token, arrivals, strict=True)]
+    end = arrivals[0] + theirs.seconds
+    _, _, usage = drive(demand, Machine(), scrapes=np.arange(0.0, end, 0.25).tolist())
+    ttft = [first - arrival for first, arrival in zip(demand.first_token, arrivals, strict=True)]
     for percent in (50, 99):
         wanted = float(np.percentile([times.ttft for times in theirs.requests], percent))
-        assert float(np.percentile(ours, percent)) == pytest.approx(wanted, rel=0.15)
+        assert float(np.percentile(ttft, percent)) == pytest.approx(wanted, rel=0.15)
     assert max(demand.ended) - arrivals[0] == pytest.approx(theirs.seconds, rel=0.01)
+    assert sum(usage) / (4 * end) == pytest.approx(theirs.use.usage_seconds / end, rel=0.08)

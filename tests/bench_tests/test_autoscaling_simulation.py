@@ -15,7 +15,7 @@ from bench.autoscaling.policies import POLICIES
 from bench.autoscaling.policy import PodView, Policy
 from bench.autoscaling.replica import Machine
 from bench.autoscaling.simulation import Run, Setup, simulate
-from bench.autoscaling.traces import HOUR, TRACES, Loss, Trace, chat
+from bench.autoscaling.traces import HOUR, TRACES, Loss, Recorded, Trace, chat
 
 QUIET = Trace("quiet", np.full(3600, 0.05), chat)
 """Some five thousand requests in the hour."""
@@ -172,9 +172,11 @@ def test_measure_tells_reductions_that_missing_data_caused() -> None:
     assert lost(lambda: Script((0, 2), (1100, 1)), trace) == 0, "it would have done so anyway"
 
 
-@pytest.mark.parametrize("name", TRACES)
-def test_trace_brings_the_load_that_it_tells(name: str) -> None:
-    trace = TRACES[name]
+DRAWN = [trace for trace in TRACES.values() if isinstance(trace, Trace)]
+
+
+@pytest.mark.parametrize("trace", DRAWN, ids=lambda trace: trace.name)
+def test_trace_brings_the_load_that_it_tells(trace: Trace) -> None:
     small = replace(trace, shape=trace.shape / 20, noise=0.0)
     demand, worth = small.demand(2)
     quarters = [sum(worth[start : start + 900]) for start in range(0, 3600, 900)]
@@ -186,7 +188,21 @@ def test_trace_brings_the_load_that_it_tells(name: str) -> None:
 
 
 def test_trace_long_short_has_longer_answers_later() -> None:
-    demand, _ = replace(TRACES["long-short"], shape=np.full(3600, 0.2)).demand(1)
+    (trace,) = (trace for trace in DRAWN if trace.name == "long-short")
+    demand, _ = replace(trace, shape=np.full(3600, 0.2)).demand(1)
     early = [output for arrival, output in zip(demand.arrivals, demand.outputs, strict=True) if arrival < 1200]
     late = [output for arrival, output in zip(demand.arrivals, demand.outputs, strict=True) if arrival >= 1200]
     assert np.mean(late) > 1.9 * np.mean(early)
+
+
+def test_trace_of_azure_is_the_recorded_hour() -> None:
+    trace = Recorded()
+    demand, worth = trace.demand(1)
+    assert len(demand.arrivals) == 12 * 19_366
+    assert demand.arrivals == sorted(demand.arrivals)
+    assert max(prompt + output for prompt, output in zip(demand.prompts, demand.outputs, strict=True)) <= 8192
+    arrived = np.histogram(demand.arrivals, bins=12, range=(0, HOUR))[0]
+    load = np.array(worth).reshape(12, 300).sum(axis=1)
+    assert arrived / arrived.sum() == pytest.approx(load / load.sum(), abs=0.01)
+    assert trace.initial == 3
+    assert trace.demand(1)[0].arrivals != trace.demand(2)[0].arrivals
