@@ -263,7 +263,7 @@ class Reconciler:
             if repeats:
                 # Only what was done counts: attempts while the API server is away are nobody's contest.
                 repairs.append(self._monotonic())
-            repaired = repair(manifest, observed, answer, repeats=repeats)
+            repaired = repair(manifest, observed, answer, before)
             made = () if repeats else decisions.get(kind, ())
             memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
         return problems

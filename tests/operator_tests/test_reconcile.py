@@ -318,6 +318,21 @@ async def test_reconcile_gone_and_made_again_starts_anew(world: World) -> None:
     assert child["metadata"]["ownerReferences"][0]["uid"] == service["metadata"]["uid"]
 
 
+async def test_reconcile_child_of_a_predecessor_is_not_adopted(world: World) -> None:
+    """The garbage collector takes its time, and would take the child away from its new owner."""
+    await world.look()
+    world.cluster.edit(DEPLOYMENT, KEY, lambda one: one["metadata"]["ownerReferences"][0].update(uid="uid-of-old"))
+    (before,) = world.cluster.all(DEPLOYMENT)
+    await world.look()
+    assert world.cluster.all(DEPLOYMENT) == [before]
+    assert world.ready() == ("False", "NameTaken")
+    world.cluster.delete(DEPLOYMENT, KEY)
+    await world.look()
+    (service,) = world.cluster.all(INFERENCE_SERVICE)
+    (after,) = world.cluster.all(DEPLOYMENT)
+    assert after["metadata"]["ownerReferences"][0]["uid"] == service["metadata"]["uid"]
+
+
 def scale(child: Manifest) -> None:
     child["spec"]["replicas"] += 1
 

@@ -16,6 +16,7 @@ __all__ = [
     "MANAGED_BY",
     "MANAGED_SELECTOR",
     "NETWORK_POLICY",
+    "NODE",
     "OPERATOR",
     "OWNER_LABEL",
     "POD",
@@ -30,6 +31,7 @@ __all__ = [
     "Kind",
     "Manifest",
     "key_of",
+    "version_of",
 ]
 
 Manifest = dict[str, Any]
@@ -68,6 +70,7 @@ REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
 EVENT = Kind("v1", "Event", "events")
+NODE = Kind("v1", "Node", "nodes")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 CHILDREN = (SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, DEPLOYMENT)
@@ -97,3 +100,8 @@ DECISIONS_ANNOTATION = "octavo.dev/decisions"
 def key_of(manifest: Manifest) -> Key:
     """The (namespace, name) of an object."""
     return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def version_of(manifest: Manifest) -> int:
+    """The resourceVersion of an object; the API server orders them."""
+    return int(manifest["metadata"]["resourceVersion"])

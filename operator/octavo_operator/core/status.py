@@ -1,9 +1,10 @@
 """The status of an InferenceService: conditions and counts, derived anew from what is observed each time.
 
 Ready is strict: every desired pod runs the current spec and answers. Its reason is the most telling one that is
-known, in this order: a child that could not be applied, a suspended spec, pods that the API server refuses, the runtime's or the
-kubelet's own words about a container, a claim that is not there, the scheduler's words, and else how far the rollout
-is. Nothing is remembered but the time of a condition's last change, so that a condition heals with its cause.
+known, in this order: a child that could not be applied, a suspended spec, pods that the API server refuses, the
+runtime's or the kubelet's own words about a container, a claim that is not there, the scheduler's words, and else how
+far the rollout is. Nothing is remembered but the time of a condition's last change, so that a condition heals with its
+cause.
 """
 
 from collections.abc import Sequence
