@@ -24,6 +24,8 @@ from octavo_operator.api.names import (
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.desired import desired_children, pod_template, revision
 from octavo_operator.core.plan import is_ours, kind_of
+from octavo_operator.core.pods import told_plan
+from octavo_operator.core.revision import label_of
 from octavo_operator.core.rollout import Step, surge_of
 from octavo_operator.testing import FakeCluster, inference_service
 from tests.operator_tests.test_plan import SPECS, at_once
@@ -34,8 +36,7 @@ from tests.operator_tests.test_status_property import pods as any_pods
 LOOKS = 4
 """How many looks it may take: pin and apply, see what was applied, tell it; one more where a port was renumbered."""
 
-CHILDREN = (SERVICE, DEPLOYMENT)
-EARLIER = {"runtime": {"maxNumSeqs": 3}, "podTemplate": {"spec": {"nodeSelector": {"old": "yes"}}}}
+EARLIER: dict[str, Any] = {"runtime": {"maxNumSeqs": 3}, "podTemplate": {"spec": {"nodeSelector": {"old": "yes"}}}}
 OTHER_OWNER = {"apiVersion": "v1", "kind": "Other", "name": "other", "uid": "uid-other", "controller": True}
 
 EDITS = {
@@ -65,7 +66,7 @@ def _template(child: Manifest, change: Any) -> None:
         change(child["spec"]["template"]["spec"])
 
 
-child_states = st.one_of(
+child_states: st.SearchStrategy[tuple[str, list[str]]] = st.one_of(
     st.just(("absent", [])),
     st.tuples(
         st.sampled_from(["ours", "of an earlier operator"]), st.lists(st.sampled_from(sorted(EDITS)), max_size=3)
@@ -215,20 +216,21 @@ def test_reconcile_converges_from_any_observed_state(
     for _ in range(LOOKS):
         at_once(world.look())
     # At rest: neither this operator nor one that starts anew changes anything.
-    state = [cluster.all(kind) for kind in (INFERENCE_SERVICE, SERVICE, DEPLOYMENT, REVISION)]
+    at_rest = [cluster.all(kind) for kind in (INFERENCE_SERVICE, SERVICE, DEPLOYMENT, REVISION)]
     writes = cluster.writes
     at_once(world.look())
     assert cluster.writes == writes
     world.reconciler = world.start()
     at_once(world.look())
     at_once(world.look())
-    assert [cluster.all(kind) for kind in (INFERENCE_SERVICE, SERVICE, DEPLOYMENT, REVISION)] == state
+    assert [cluster.all(kind) for kind in (INFERENCE_SERVICE, SERVICE, DEPLOYMENT, REVISION)] == at_rest
     # What belongs to others is as it was, and is told; what is ours is what a new object's children are.
     assert cluster.all(POD) == pods_before
     parsed = InferenceService.parse(found.service)
     live = cluster.peek(DEPLOYMENT, KEY)
     step = Step(*surge) if (surge := surge_of(live)) else Step()
-    for child in desired_children(parsed, found.current, step):
+    weights = (told_plan(cluster.all(POD), label_of(found.current)) or {}).get("weightsBytes", 0)
+    for child in desired_children(parsed, found.current, step, weights_bytes=weights):
         kind = kind_of(child)
         present = cluster.peek(kind, KEY)
         assert present is not None
