@@ -38,6 +38,24 @@ NO_IMAGE = "NOT-AN-IMAGE"
 """Pods of this image stay, stay unready, and say the same thing for ever."""
 
 
+PROGRAM = """#!/usr/bin/env python3
+import http.server, signal, sys
+if sys.argv[1] == "plan":
+    sys.exit(0)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer(("", 8000), Handler).serve_forever()
+"""
+
+STUB = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "stub"}, "data": {"octavo": PROGRAM}}
+"""What serves in the place of `octavo` in the pods of `stubbed`; it must be in their namespace."""
+
+
 def eventually(read: Callable[[], T], seconds: float = 10.0, *, every: float = 0.05) -> T:
     """Reads until something true comes; a failing read counts as nothing.
 
@@ -116,6 +134,36 @@ def condition(service: Manifest, kind: str = "Ready") -> Manifest:
     return found
 
 
+def stubbed(image: str, gpus: int = 1, **spec: Any) -> Manifest:
+    """An InferenceService whose pods become ready.
+
+    Args:
+        image: an image with a Python.
+        gpus: the GPUs of each pod.
+        spec: more of its spec.
+    """
+    runtime = {
+        "image": image,
+        "env": [{"name": "PATH", "value": "/stub:/usr/local/bin:/usr/bin:/bin"}],
+        "volumeMounts": [{"name": "stub", "mountPath": "/stub"}],
+        **spec.pop("runtime", {}),
+    }
+    volume = {"name": "stub", "configMap": {"name": "stub", "defaultMode": 0o755}}
+    return {
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "chat"},
+        "spec": {
+            "model": {"uri": "file:///model"},
+            "runtime": runtime,
+            "resources": {"requests": {"cpu": "10m"}, "limits": {"nvidia.com/gpu": gpus} if gpus else {}},
+            "rollout": {"drainSeconds": 0},
+            "podTemplate": {"spec": {"volumes": [volume]}},
+            **spec,
+        },
+    }
+
+
 @dataclass(slots=True)
 class OperatorProcess:
     """The operator as a process on this machine."""
@@ -180,7 +228,7 @@ class World:
     Attributes:
         admin: kubectl with all rights.
         folder: for files; it goes with the world.
-        home: namespace of the operator's identity; also the name of its service account and its role.
+        home: namespace of the operator's identity; also the name of its service account, its role and its Lease.
         namespaces: the stories' namespaces.
     """
 
@@ -249,7 +297,8 @@ def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[Worl
         finally:
             admin("delete", "namespace", "--wait=false", "--ignore-not-found", home, *world.namespaces)
             for manifest in rights:
-                admin("delete", manifest["kind"], manifest["metadata"]["name"])
+                if "namespace" not in manifest["metadata"]:
+                    admin("delete", manifest["kind"], manifest["metadata"]["name"])
             if not was_there:
                 # Helm would not adopt a CRD that it did not install.
                 admin("delete", "-f", str(CRD))

@@ -13,12 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from octavo_operator.api.names import (
-    DEPLOYMENT,
+    CHILDREN,
     INFERENCE_SERVICE,
     OWNER_LABEL,
     POD,
     REVISION,
-    SERVICE,
     WATCHED,
     Key,
     Kind,
@@ -106,7 +105,7 @@ class Store:
         service = self._objects[INFERENCE_SERVICE].get(key)
         if service is None:
             return None
-        children = {kind: self._objects[kind][key] for kind in (DEPLOYMENT, SERVICE) if key in self._objects[kind]}
+        children = {kind: self._objects[kind][key] for kind in CHILDREN if key in self._objects[kind]}
         pods, revisions = (self._of(kind, key) for kind in LABELLED)
         return Observed(service, children, pods, revisions)
 
