@@ -206,6 +206,16 @@ class FakeCluster:
             raise Gone(f'{kind.plural} "{name}" not found')
         return self.edit(kind, (namespace, name), lambda live: _json_merge(live, patch))
 
+    async def scale(self, kind: Kind, manifest: Manifest, replicas: int, *, manager: str) -> None:  # noqa: ARG002 ownership by merge patch is not modelled
+        """See ClusterPort."""
+        self._raise_fault("scale", kind)
+        self.writes += 1
+        key = key_of(manifest)
+        if key not in self._objects[kind]:
+            raise Gone(f'{kind.plural} "{key[1]}" not found')
+        self._check_uid(manifest, self._objects[kind][key])
+        self.edit(kind, key, lambda live: live["spec"].update(replicas=replicas))
+
     async def update(self, manifest: Manifest) -> Manifest:
         """See ClusterPort."""
         kind, key = KINDS[manifest["kind"]], key_of(manifest)

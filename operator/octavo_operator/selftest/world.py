@@ -16,6 +16,8 @@ from octavo_operator.api.names import (
     Kind,
     Manifest,
 )
+from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.scrape import Scraper
 from octavo_operator.core.store import Store
 from octavo_operator.handlers.controller import Controller
 from octavo_operator.metrics import Metrics
@@ -88,6 +90,7 @@ class World:
             connection,
             store,
             metrics,
+            autoscaler=Autoscaler(connection, store, Scraper(), metrics, notify=lambda key: controller.look_at(key)),  # noqa: PLW0108 it comes later
             runtime_image=image,
             now=now,
             monotonic=asyncio.get_running_loop().time,

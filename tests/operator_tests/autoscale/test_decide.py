@@ -55,10 +55,10 @@ class Fleet:
         ready = [number for number, pod in enumerate(self.pods) if pod.ready_at is not None]
         shares = dict(zip(ready, [x] * len(ready) if isinstance(x, float) else x, strict=True))
         for number, share in shares.items():
-            before = self.pods[number].sample or Sample(self.now - seconds, 0, 0, 0, 0, 0)
+            before = self.pods[number].sample or Sample(self.now - seconds, 0, 0, 0, 0, 0, 0)
             work = seconds * RATE * CURVE.load(share)
             sample = Sample(
-                self.now, share * 64, waiting, cache, before.finished + work, before.generated + work * TOKENS
+                self.now, share * 64, waiting, cache, before.finished + work, before.generated + work * TOKENS, 0
             )
             if number not in lost:
                 self.pods[number] = replace(self.pods[number], sample=sample)
@@ -175,7 +175,7 @@ def test_decide_counters_that_fell_are_a_restart() -> None:
     fleet = Fleet(1)
     fleet.steps(10, share_of(0.5))
     rate = fleet.state.rate
-    fleet.pods = [replace(fleet.pods[0], sample=Sample(fleet.now + 5, 10, 0, 0, 3, 300))]
+    fleet.pods = [replace(fleet.pods[0], sample=Sample(fleet.now + 5, 10, 0, 0, 3, 300, 0))]
     fleet.now += 5
     _, fleet.state = decide(SETTINGS, fleet.state, fleet.pods, 1, fleet.now)
     assert fleet.state.rate == rate
@@ -242,6 +242,7 @@ samples = st.builds(
     cache_usage=st.floats(0, 1),
     finished=st.integers(0, 1000),
     generated=st.integers(0, 10**6),
+    refused=st.integers(0, 10),
 )
 
 

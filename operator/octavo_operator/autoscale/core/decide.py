@@ -15,7 +15,7 @@ Demand is counted in replicas' worth of work. A pod's load follows from what it 
 whichever is more. Load alone ends at 1 however much is asked for; the rest is seen in the queue, which grows by what
 comes in and is not served. So
 
-    demand = Σ load(pod) + growth of the queues ÷ requests that a full replica ends
+    demand = Σ load(pod) + (growth of the queues + what is refused) ÷ requests that a full replica ends
 
 which is right below saturation, beyond it, and while a backlog is worked off (its queue shrinks: growth is negative).
 Where demand climbs it is followed to the time when a pod that is created now will serve (trend.py). A margin covers how
@@ -39,16 +39,26 @@ USABLE_SECONDS = 30.0
 GROWTH_SECONDS = 10.0
 """Over which time a queue's growth is measured."""
 
+SETTLE_SECONDS = 15.0
+"""How long demand is taken to be what it was when a pod has joined: it fills up at once, and the queues of the others
+shrink a little later, so that for a moment the sum is too much. After that it is measured for as long at least."""
+
+BLOCK_SECONDS = 15.0
+"""Over which time demand is averaged. What is over sooner is a queue of two seconds at most, which nobody minds."""
+
 TREND_SECONDS = 180.0
 """How far back the trend looks."""
 
 RATE_SECONDS = 60.0
-"""Over which time the requests that a full replica ends are averaged: the answers' lengths may change."""
+"""Over how many full replicas' seconds the requests that one ends are averaged: the answers' lengths may change."""
+
+RATE_LEAST = 20.0
+"""From how many on the rate is known: those that have just begun to answer end nothing yet."""
 
 FULL = 0.95
 """The load that replicas are planned for. Queueing makes the rest useless where requests come at random."""
 
-MARGIN = 1.0
+MARGIN = 2.0
 """Standard deviations of demand that are planned for."""
 
 DRAIN_SECONDS = 120.0
@@ -67,9 +77,13 @@ class State:
         decided: when was decided last.
         seen: each pod's samples of the last seconds, by uid.
         curve: how load follows from running sequences.
-        rate: requests a second that a full replica ends; 0: not known yet.
+        ended: requests that ended of late.
+        worked: replicas' worth of seconds that were spent on them.
         startup: seconds from a pod's creation until it serves.
-        points: demand over time.
+        demand: at the decision before.
+        settled_at: from when on demand is measured, after a pod has joined.
+        block: (begin, sum, count) of the demands of the present block.
+        points: mean demand of the blocks before.
         wanted: (time, replicas) of the last minutes, those left out that a later one exceeds.
     """
 
@@ -78,9 +92,18 @@ class State:
     startup: float
     seen: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
     curve: ServiceCurve = field(default_factory=ServiceCurve)
-    rate: float = 0.0
+    ended: float = 0.0
+    worked: float = 0.0
+    demand: float = 0.0
+    settled_at: float = -math.inf
+    block: tuple[float, float, int] = (0.0, 0.0, 0)
     points: tuple[Point, ...] = ()
     wanted: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Requests a second that a full replica ends; 0 while it is not known."""
+        return self.ended / self.worked if self.worked >= RATE_LEAST else 0.0
 
 
 def start(settings: Settings, now: float) -> State:
@@ -102,25 +125,29 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         The decision, and the state for the next one.
     """
     serving = [pod for pod in pods if pod.ready_at is not None and not pod.leaving]
+    known = state.seen
     state = _remember(settings, state, serving, now)
     usable = [state.seen[pod.uid] for pod in serving if pod.uid in state.seen]
     silent = len(serving) - len(usable)
     bounded = min(max(desired, settings.min_replicas), settings.max_replicas)
     if not usable:
-        held = Decision(
-            bounded, _unless(Verdict.NO_METRICS, bounded, desired), 0.0, 0.0, 0.0, 0.0, 0, silent, bounded, bounded
-        )
+        verdict = _unless(Verdict.NO_METRICS, bounded, desired)
+        held = Decision(bounded, verdict, 0.0, 0.0, 0.0, 0.0, 0, silent, bounded, bounded, 0.0)
         return held, replace(state, wanted=_highest(state.wanted, now, bounded, settings.stabilization))
 
     growth = sum(_growth(samples) for samples in usable)
-    loads = sum(_load(settings, state.curve, samples[-1]) for samples in usable)
-    demand = max(0.0, loads + (growth / state.rate if state.rate > 0 else 0.0))
-    points = (*(point for point in state.points if now - point[0] < TREND_SECONDS), (now, demand))
-    trend = fit(points, now)
+    loads = [_load(settings, state.curve, samples[-1]) for samples in usable]
+    demand = max(0.0, sum(loads) + (growth / state.rate if state.rate > 0 else 0.0))
+    if state.points and not state.seen.keys() <= known.keys() and now >= state.settled_at + SETTLE_SECONDS:
+        state = replace(state, settled_at=now + SETTLE_SECONDS)
+    if now < state.settled_at:
+        demand = state.demand
+    before, state = state.demand, _average(state, demand, now)
+    trend = fit((*state.points, _point(state.block)), now)
     backlog = max(0.0, sum(samples[-1].waiting for samples in usable) - settings.target_queue * len(serving))
     if backlog > 0:
-        # A queue is no noise: what comes in now need not show twice before it counts.
-        trend = replace(trend, level=max(trend.level, demand))
+        # A queue is no noise: what comes in now counts before a block is full, and needs no margin.
+        trend = replace(trend, level=max(trend.level, min(before, demand)), spread=0.0)
     needed = _needed(settings, trend, backlog, state)
     wanted = _highest(
         state.wanted, now, _needed(settings, trend, backlog, state, silent=silent), settings.stabilization
@@ -150,8 +177,9 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         silent=silent,
         needed=needed,
         kept=kept,
+        busiest=max(loads),
     )
-    return decision, replace(state, points=points, wanted=wanted)
+    return decision, replace(state, wanted=wanted)
 
 
 def _unless(verdict: Verdict, result: int, desired: int) -> Verdict:
@@ -164,7 +192,7 @@ def _remember(settings: Settings, state: State, serving: Iterable[Pod], now: flo
     elapsed = now - state.decided
     curve = state.curve.age(elapsed)
     seen: dict[str, tuple[Sample, ...]] = {}
-    ended = loaded = 0.0
+    ended = worked = 0.0
     startups = []
     for pod in serving:
         if pod.ready_at is not None:
@@ -177,7 +205,7 @@ def _remember(settings: Settings, state: State, serving: Iterable[Pod], now: flo
             seen[pod.uid] = before or (sample,)
             continue
         last = before[-1]
-        if sample.finished < last.finished or sample.generated < last.generated:
+        if any(getattr(sample, name) < getattr(last, name) for name in ("finished", "generated", "refused")):
             seen[pod.uid] = (sample,)  # its container restarted: counters begin anew
             continue
         seen[pod.uid] = (*(one for one in before if sample.time - one.time <= GROWTH_SECONDS), sample)
@@ -187,14 +215,34 @@ def _remember(settings: Settings, state: State, serving: Iterable[Pod], now: flo
         if running >= 1 and generated > 0:
             curve = curve.see(min(1.0, running / settings.slots), running * span / generated)
         ended += sample.finished - last.finished
-        loaded += span * (_load(settings, curve, sample) + _load(settings, curve, last)) / 2
-    rate = state.rate
-    if loaded > 0 and ended > 0:
-        fresh = ended / loaded
-        new = 1.0 if rate == 0 else 1 - math.exp(-loaded / RATE_SECONDS)
-        rate += new * (fresh - rate)
+        worked += span * (_load(settings, curve, sample) + _load(settings, curve, last)) / 2
+    kept = math.exp(-worked / RATE_SECONDS)
     startup = median(startups) if startups else state.startup
-    return replace(state, decided=now, seen=seen, curve=curve, rate=rate, startup=startup)
+    return replace(
+        state,
+        decided=now,
+        seen=seen,
+        curve=curve,
+        startup=startup,
+        ended=kept * state.ended + ended,
+        worked=kept * state.worked + worked,
+    )
+
+
+def _average(state: State, demand: float, now: float) -> State:
+    """Takes a demand into the present block; one that is full becomes a point."""
+    begin, total, count = state.block
+    points = state.points
+    if count and now - begin >= BLOCK_SECONDS:
+        points = (*(point for point in points if now - point[0] < TREND_SECONDS), _point(state.block))
+        count = 0
+    block = (begin, total + demand, count + 1) if count else (now, demand, 1)
+    return replace(state, demand=demand, block=block, points=points)
+
+
+def _point(block: tuple[float, float, int]) -> Point:
+    begin, total, count = block
+    return begin, total / count
 
 
 def _load(settings: Settings, curve: ServiceCurve, sample: Sample) -> float:
@@ -203,9 +251,10 @@ def _load(settings: Settings, curve: ServiceCurve, sample: Sample) -> float:
 
 
 def _growth(samples: Sequence[Sample]) -> float:
-    """Requests a second by which a queue grows; negative when it shrinks."""
-    span = samples[-1].time - samples[0].time
-    return (samples[-1].waiting - samples[0].waiting) / span if span > 0 else 0.0
+    """Requests a second by which a queue grows, or would if it were not full; negative when it shrinks."""
+    first, last = samples[0], samples[-1]
+    span = last.time - first.time
+    return (last.waiting - first.waiting + last.refused - first.refused) / span if span > 0 else 0.0
 
 
 def _expected(trend: Trend, state: State) -> float:
@@ -218,13 +267,14 @@ def _expected(trend: Trend, state: State) -> float:
 def _needed(settings: Settings, trend: Trend, backlog: float, state: State, *, silent: int = 0) -> int:
     """Replicas that demand asks for, if `silent` pods are as loaded as a pod can be."""
     hidden = silent * max(1.0, FULL / settings.target_cache)
-    demand = (_expected(trend, state) + MARGIN * trend.spread + hidden) / FULL
+    demand = _expected(trend, state) + MARGIN * trend.spread + hidden
+    extra = 0.0
     if backlog > 0 or silent:
-        most = max(1.0, demand / 10)
-        # Without a rate a backlog may be anything: it will be known when the first requests end.
-        is_known = state.rate > 0 and not silent
-        demand += min(most, backlog / (state.rate * DRAIN_SECONDS)) if is_known else most
-    return _replicas(demand)
+        extra = max(1.0, demand / 10)
+        if state.rate > 0 and not silent:  # without a rate a backlog may be anything
+            extra = min(extra, backlog / (state.rate * DRAIN_SECONDS))
+    # What is kept free of a full load is there to work a backlog off, too.
+    return _replicas(max(demand / FULL, demand + extra))
 
 
 def _replicas(demand: float) -> int:

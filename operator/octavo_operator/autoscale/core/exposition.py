@@ -19,7 +19,11 @@ FIELDS = {
     "vllm:num_requests_waiting": "waiting",
     "vllm:request_success_total": "finished",
     "vllm:generation_tokens_total": "generated",
+    "octavo:requests_refused_total": "refused",
 }
+OPTIONAL = ("vllm:request_success_total", "octavo:requests_refused_total")
+"""Counters with labels are not there before their first event."""
+
 NAMES = (*FIELDS, *USAGE)
 
 ROUNDING = 1e-6
@@ -41,7 +45,7 @@ def read_sample(text: str, time: float) -> Sample:
     """
     sums: dict[str, float] = {}
     for line in text.splitlines():
-        if not line.startswith("vllm:"):
+        if not line.startswith(("vllm:", "octavo:")):
             continue
         name = line[: min(end for end in (line.find("{"), line.find(" "), len(line)) if end >= 0)]
         if name not in NAMES:
@@ -56,10 +60,9 @@ def read_sample(text: str, time: float) -> Sample:
             raise SampleRefused(f"{name} is {value}")
         sums[name] = sums.get(name, 0.0) + value
     usage = next((sums[name] for name in USAGE if name in sums), None)
-    missing = [name for name in FIELDS if name not in sums and name != "vllm:request_success_total"]
+    missing = [name for name in FIELDS if name not in sums and name not in OPTIONAL]
     if usage is None or missing:
         raise SampleRefused(f"no {', '.join([*missing, *([] if usage is not None else [USAGE[0]])])} in the answer")
     if usage > 1 + ROUNDING:
         raise SampleRefused(f"{USAGE[0]} is {usage}: it must be a share from 0 to 1, not a percentage")
-    # A counter with labels is not there before its first event.
     return Sample(time, cache_usage=min(usage, 1.0), **{field: sums.get(name, 0.0) for name, field in FIELDS.items()})

@@ -22,7 +22,7 @@ Point = tuple[float, float]
 LEAST_POINTS = 6
 """With fewer nothing is told apart: the last ones are averaged."""
 
-LEAST_SIDE = 2
+LEAST_SIDE = 1
 """Points on either side of a jump."""
 
 FLOOR = 1e-4

@@ -40,6 +40,7 @@ class Sample:
         cache_usage: share of the KV cache in use, 0 to 1.
         finished: requests that have ended.
         generated: tokens that were generated.
+        refused: requests that found a full queue.
     """
 
     time: float
@@ -48,6 +49,7 @@ class Sample:
     cache_usage: float
     finished: float
     generated: float
+    refused: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Decision:
         silent: ready pods without one.
         needed: replicas that this moment asks for.
         kept: replicas that the last minutes asked for.
+        busiest: the highest load of a pod: 1 is full.
     """
 
     replicas: int
@@ -109,3 +112,4 @@ class Decision:
     silent: int
     needed: int
     kept: int
+    busiest: float
