@@ -43,6 +43,7 @@ async def run(settings: Settings) -> None:
         metrics,
         autoscaler=autoscaler,
         runtime_image=settings.runtime_image,
+        allowed=settings.allowed,
         now=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
     )

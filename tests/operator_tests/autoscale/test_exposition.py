@@ -14,11 +14,12 @@ vllm:generation_tokens_total{model_name="a } b"} 1.5e+03
 vllm:generation_tokens_created{model_name="a } b"} 1.7e+09
 vllm:request_success_total{finished_reason="stop",model_name="a } b"} 7.0
 vllm:request_success_total{finished_reason="length",model_name="a } b"} 4.0
+octavo:requests_refused_total{code="queue_full",model_name="a } b"} 6.0
 """
 
 
 def test_read_sample_sums_over_labels_and_takes_no_other_name() -> None:
-    assert read_sample(WHOLE, 5.0) == Sample(5.0, 3.0, 2.0, 0.25, 11.0, 1500.0)
+    assert read_sample(WHOLE, 5.0) == Sample(5.0, 3.0, 2.0, 0.25, 11.0, 1500.0, 6.0)
 
 
 @pytest.mark.parametrize("labels", [(), ("model_name",)])
@@ -31,7 +32,7 @@ def test_read_sample_understands_the_client_library(labels: tuple[str, ...]) -> 
     for name, value in {"vllm:request_success": 3, "vllm:generation_tokens": 4}.items():
         counter = Counter(name, "text", labels, registry=registry)
         (counter.labels('x"}{ 1') if labels else counter).inc(value)
-    assert read_sample(generate_latest(registry).decode(), 0.0) == Sample(0.0, 1, 2, 0.5, 3, 4)
+    assert read_sample(generate_latest(registry).decode(), 0.0) == Sample(0.0, 1, 2, 0.5, 3, 4, 0)
 
 
 def test_read_sample_counts_the_two_names_of_the_cache_once() -> None:

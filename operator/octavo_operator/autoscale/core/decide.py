@@ -143,7 +143,7 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
     if now < state.settled_at:
         demand = state.demand
     before, state = state.demand, _average(state, demand, now)
-    trend = fit((*state.points, _point(state.block)), now)
+    trend = fit((*state.points, _point(state.block, now)), now)
     backlog = max(0.0, sum(samples[-1].waiting for samples in usable) - settings.target_queue * len(serving))
     if backlog > 0:
         # A queue is no noise: what comes in now counts before a block is full, and needs no margin.
@@ -234,15 +234,19 @@ def _average(state: State, demand: float, now: float) -> State:
     begin, total, count = state.block
     points = state.points
     if count and now - begin >= BLOCK_SECONDS:
-        points = (*(point for point in points if now - point[0] < TREND_SECONDS), _point(state.block))
+        points = (
+            *(point for point in points if now - point[0] < TREND_SECONDS),
+            _point(state.block, begin + BLOCK_SECONDS),
+        )
         count = 0
     block = (begin, total + demand, count + 1) if count else (now, demand, 1)
     return replace(state, demand=demand, block=block, points=points)
 
 
-def _point(block: tuple[float, float, int]) -> Point:
+def _point(block: tuple[float, float, int], end: float) -> Point:
+    """The mean of a block, at its middle."""
     begin, total, count = block
-    return begin, total / count
+    return (begin + end) / 2, total / count
 
 
 def _load(settings: Settings, curve: ServiceCurve, sample: Sample) -> float:
