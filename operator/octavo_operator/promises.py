@@ -9,10 +9,12 @@ from typing import Any
 
 from octavo_operator.api.names import (
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     EVENT,
     INFERENCE_SERVICE,
     LEASE,
     MANAGED_BY,
+    NETWORK_POLICY,
     OPERATOR,
     REVISION,
     SERVICE,
@@ -118,6 +120,25 @@ async def _quantities_are_rewritten(port: ClusterPort, namespace: str) -> None:
     stored = answer["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert stored == {"cpu": "1", "memory": "1Gi"}
     assert answer["metadata"]["generation"] == 1
+
+
+async def _selectors_are_replaced_whole(port: ClusterPort, namespace: str) -> None:
+    spec: dict[Kind, Manifest] = {
+        SERVICE: _service(namespace)["spec"] | {"selector": {"app": "one"}},
+        NETWORK_POLICY: {"podSelector": {"matchLabels": {"app": "one"}}, "policyTypes": ["Ingress"]},
+        DISRUPTION_BUDGET: {"selector": {"matchLabels": {"app": "one"}}, "maxUnavailable": 1},
+    }
+    added: dict[Kind, Manifest] = {
+        SERVICE: {"selector": {"b": "2"}},
+        NETWORK_POLICY: {"podSelector": {"matchLabels": {"b": "2"}}},
+        DISRUPTION_BUDGET: {"selector": {"matchLabels": {"b": "2"}}},
+    }
+    for kind, fields in spec.items():
+        child = _child(kind, namespace, **fields)
+        first = await port.apply(child, manager="one")
+        changed = await port.merge(kind, namespace, "one", {"spec": added[kind]}, manager="two")
+        assert changed["spec"] != first["spec"]
+        assert (await port.apply(child, manager="one"))["spec"] == first["spec"]
 
 
 async def _items_have_the_order_in_which_they_were_applied(port: ClusterPort, namespace: str) -> None:
@@ -243,6 +264,7 @@ PROMISES: dict[str, Callable[[ClusterPort, str], Awaitable[None]]] = {
     "scale sets replicas of that very object": _scale_sets_replicas_of_that_very_object,
     "status is apart": _status_is_apart,
     "quantities are rewritten": _quantities_are_rewritten,
+    "selectors are replaced whole": _selectors_are_replaced_whole,
     "items have the order in which they were applied": _items_have_the_order_in_which_they_were_applied,
     "update replaces what it saw": _update_replaces_what_it_saw,
     "events are counted": _events_are_counted,

@@ -51,6 +51,9 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
 }
 """Keys by which the items of a list are merged; other lists are replaced whole."""
 
+ATOMIC = frozenset({"selector", "podSelector"})
+"""Objects that are replaced whole."""
+
 
 def inference_service(name: str = "chat", namespace: str = "default", **spec: Any) -> Manifest:
     """An InferenceService as a user writes it, with the defaults that the API server would add."""
@@ -365,7 +368,7 @@ def _prune(live: Any, before: Any, now: Any, others: list[Any]) -> None:
 
 def _merge(live: Any, sent: Any) -> None:
     for name, value in sent.items():
-        if isinstance(value, dict) and isinstance(live.get(name), dict):
+        if isinstance(value, dict) and isinstance(live.get(name), dict) and name not in ATOMIC:
             _merge(live[name], value)
         elif isinstance(value, list) and isinstance(live.get(name), list) and (items := _by_key(name, value)):
             present = _by_key(name, live[name]) or {}
