@@ -69,6 +69,7 @@ async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 async def followed(api: Api, until: int, heard: Callable[[str], object] = id) -> list[str]:
     """The first lines; `heard` takes each."""
     lines: list[str] = []
+    told: list[str] = []
     enough = asyncio.Event()
 
     def write(source: Source, text: str) -> None:
@@ -78,7 +79,7 @@ async def followed(api: Api, until: int, heard: Callable[[str], object] = id) ->
             enough.set()
 
     async with api.client() as cluster:
-        task = asyncio.create_task(follow(cluster, "team-a", "chat", [("tailLines", "1")], write, id))
+        task = asyncio.create_task(follow(cluster, "team-a", "chat", [("tailLines", "1")], write, told.append))
         waiting = asyncio.create_task(enough.wait())
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         for one in (task, waiting):
