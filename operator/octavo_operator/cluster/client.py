@@ -253,7 +253,7 @@ def _error(what: str, status: int, answer: dict[str, Any]) -> ClusterError:
     message = str(answer.get("message", "")).strip() or f"HTTP {status}"
     causes = (answer.get("details") or {}).get("causes") or ()
     match status:
-        case 403 if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        case 403 | 409 if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
             return Gone(message)
         case 404:
             return Gone(message)
