@@ -13,7 +13,7 @@ from enum import StrEnum
 from random import Random
 from typing import Any
 
-from octavo_operator.api.names import CLAIM, DEPLOYMENT, POD, Key, Kind, Manifest, key_of
+from octavo_operator.api.names import CLAIM, DEPLOYMENT, OWNER_LABEL, POD, Key, Kind, Manifest, key_of
 from octavo_operator.core.digest import digest
 from octavo_operator.selftest.clock import moment, now
 from octavo_operator.selftest.deployments import next_sizes, victims
@@ -156,8 +156,8 @@ class Workloads:
         """One sync of the Deployment controller and of its ReplicaSets."""
         self._dirty.discard(key)
         deployment = self.cluster.peek(DEPLOYMENT, key)
-        if deployment is None:
-            return
+        if deployment is None or OWNER_LABEL not in deployment["spec"]["template"]["metadata"]["labels"]:
+            return  # somebody else's is nobody's business here
         spec = deployment["spec"]
         applied = digest(spec["template"])
         pods = [pod for pod in self.of(key) if pod.stays]
