@@ -105,6 +105,13 @@ class Workloads:
         self._write(pod, _server(waiting={"reason": "CrashLoopBackOff"}, last=ended), Ready="False")
         self._later(self.start_seconds, pod, self._serve)
 
+    def mend(self, pod: PodModel) -> None:
+        """What its containers waited for is there."""
+        pod.fate = Fate.WELL
+        if pod.placed:
+            self._set_up(pod)
+        self.schedule()
+
     def evict(self, pod: PodModel) -> None:
         """The node is short of something; another pod takes the place of this one, which stays behind as a record."""
         if pod.leaves or pod.failed:
@@ -116,7 +123,7 @@ class Workloads:
         )
 
     def schedule(self) -> None:
-        """Finds nodes for the pods that wait; call it when a claim has come."""
+        """Finds nodes for the pods that wait; call it when a claim or a GPU has come."""
         for pod in list(self._waiting.values()):
             obstacle = self._obstacle(pod)
             if obstacle:
