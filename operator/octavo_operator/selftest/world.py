@@ -39,7 +39,7 @@ QUIET_SECONDS = 420.0
 """How long nothing may change until the world is at rest: longer than the longest backoff (375 s) and than the time
 between two complete lists, so that each rest also shows that a list writes nothing."""
 
-RESTLESS_SECONDS = 2400.0
+RESTLESS_SECONDS = 1200.0
 """After this the world is taken never to come to rest."""
 
 
