@@ -33,13 +33,13 @@ NO_IMAGE = "NOT-AN-IMAGE"
 
 
 PROGRAM = """#!/usr/bin/env python3
-import http.server, signal, sys
+import http.server, os, signal, sys
 if sys.argv[1] == "plan":
     sys.exit(0)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200)
+        self.send_response(503 if self.path == "/readyz" and "UNREADY" in os.environ else 200)
         self.end_headers()
     def log_message(self, *_):
         pass
@@ -48,6 +48,32 @@ http.server.ThreadingHTTPServer(("", 8000), Handler).serve_forever()
 
 STUB = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "stub"}, "data": {"octavo": PROGRAM}}
 """What serves in the place of `octavo` in the pods of `stubbed`; it must be in their namespace."""
+
+BEYOND_THE_POD: dict[str, tuple[str, Manifest]] = {
+    "volume of the node": ("hostPath", {"volumes": [{"name": "node", "hostPath": {"path": "/"}}]}),
+    "network of the node": ("hostNamespaces", {"hostNetwork": True}),
+    "processes of the node": ("hostNamespaces", {"hostPID": True}),
+    "memory of the node": ("hostNamespaces", {"hostIPC": True}),
+    **{
+        next(iter(context)): (
+            "privileged",
+            {
+                "initContainers": [
+                    {"name": "plain", "image": NO_IMAGE},
+                    {"name": "own", "image": NO_IMAGE, "securityContext": context},
+                ]
+            },
+        )
+        for context in (
+            {"privileged": True},
+            {"allowPrivilegeEscalation": True},
+            {"runAsUser": 0},
+            {"runAsNonRoot": False},
+            {"capabilities": {"add": ["NET_BIND_SERVICE", "SYS_PTRACE"]}},
+        )
+    },
+}
+"""What `podTemplate.spec` must not have, by name: the privilege that would allow it, and the fields."""
 
 
 def eventually(read: Callable[[], T], seconds: float = 10.0, *, every: float = 0.05) -> T:
@@ -272,8 +298,15 @@ class World:
 
 
 @contextmanager
-def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[World]:
-    """Prepares a cluster for the operator's stories, and leaves it as it was."""
+def operator_world(kubectl: Path, helm: Path, kubeconfig: Path, *, policy: bool = True) -> Iterator[World]:
+    """Prepares a cluster for the operator's stories, and leaves it as it was.
+
+    Args:
+        kubectl: the program.
+        helm: the program.
+        kubeconfig: the administrator's.
+        policy: whether the chart's admission policy is at the door.
+    """
     admin = Kubectl(kubectl, kubeconfig)
     with tempfile.TemporaryDirectory(prefix="octavo-stories-") as folder, _others_paused(admin):
         was_there = not admin.run("get", "-f", str(CRD)).returncode
@@ -281,12 +314,14 @@ def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[Worl
         admin("wait", "--for=condition=Established", "-f", str(CRD))
         release = f"octavo-{uuid.uuid4().hex[:8]}"
         home = f"{release}-operator"
-        rights = _chart_rights(helm, release, home)
+        rights = _chart_manifests(helm, release, home, *["rbac", "policy"][: 1 + policy])
         admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": home}})
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": home}}
         admin.within(home).apply(account, *rights)
         world = World(admin, Path(folder), home)
         try:
+            if policy:
+                eventually(lambda: _is_guarded(admin.within(home)))
             yield world
         finally:
             admin("delete", "namespace", "--wait=false", "--ignore-not-found", home, *world.namespaces)
@@ -298,10 +333,24 @@ def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[Worl
                 admin("delete", "-f", str(CRD))
 
 
-def _chart_rights(helm: Path, release: str, namespace: str) -> list[Manifest]:
-    """The roles of the chart and their bindings."""
+def _is_guarded(kubectl: Kubectl) -> bool:
+    """Whether the API server has come to enforce the admission policy."""
+    _, pod = BEYOND_THE_POD["network of the node"]
+    spec = {"model": {"uri": "file:///model"}, "podTemplate": {"spec": pod}}
+    manifest = {
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "x"},
+        "spec": spec,
+    }
+    return "is not allowed" in kubectl.run("create", "--dry-run=server", "-f", "-", given=manifest).stderr
+
+
+def _chart_manifests(helm: Path, release: str, namespace: str, *templates: str) -> list[Manifest]:
+    """What some templates of the chart make."""
     command: list[str | Path] = [
-        *(helm, "template", release, CHART, f"--namespace={namespace}", "--show-only=templates/rbac.yaml"),
+        *(helm, "template", release, CHART, f"--namespace={namespace}"),
+        *(f"--show-only=templates/{name}.yaml" for name in templates),
         *("--kube-version=1.34.0", "--set=image.repository=none,runtimeImage.repository=none"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -310,7 +359,7 @@ def _chart_rights(helm: Path, release: str, namespace: str) -> list[Manifest]:
 
 @contextmanager
 def _others_paused(admin: Kubectl) -> Iterator[None]:
-    """Scales operators that the chart has installed to zero, and back."""
+    """Scales operators that the chart has installed to zero and lets their policies only audit, and back."""
     label = "--selector=app.kubernetes.io/name=octavo-operator"
     installed = admin.get("deployments", "--all-namespaces", label)
 
@@ -318,12 +367,21 @@ def _others_paused(admin: Kubectl) -> Iterator[None]:
         kubectl = admin.within(one["metadata"]["namespace"])
         kubectl("scale", f"deployment/{one['metadata']['name']}", f"--replicas={replicas}")
 
+    bindings = admin.get("validatingadmissionpolicybindings", label)
+
+    def bind(action: str) -> None:
+        for one in bindings:
+            name = f"validatingadmissionpolicybinding/{one['metadata']['name']}"
+            admin.patch(name, {"spec": {"validationActions": [action]}})
+
     for one in installed:
         scale(one, 0)
+    bind("Audit")
     eventually(lambda: not admin.get("pods", "--all-namespaces", label), 60)
     try:
         yield
     finally:
+        bind("Deny")
         for one in installed:
             scale(one, one["spec"]["replicas"])
 

@@ -22,6 +22,7 @@ from octavo_operator.api.names import (
     POD,
     REVISION,
     SERVICE,
+    SERVICE_ACCOUNT,
     Key,
     Kind,
     Manifest,
@@ -34,7 +35,9 @@ __all__ = ["FakeCluster", "inference_service"]
 
 T = TypeVar("T")
 
-KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, *CHILDREN, POD, CLAIM, EVENT, REVISION, LEASE)}
+KINDS = {
+    kind.kind: kind for kind in (INFERENCE_SERVICE, *CHILDREN, POD, CLAIM, SERVICE_ACCOUNT, EVENT, REVISION, LEASE)
+}
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
     "conditions": ("type",),
@@ -361,7 +364,9 @@ def _merge(live: Any, sent: Any) -> None:
                 if key in present:
                     _merge(present[key], item)
                 else:
-                    live[name].append(_copy(item))
+                    present[key] = _copy(item)
+            # The sent items have the order in which they were sent.
+            live[name] = [present[key] for key in items] + [one for key, one in present.items() if key not in items]
         else:
             live[name] = _copy(value)
 
@@ -388,7 +393,8 @@ def _as_stored(kind: Kind, manifest: Manifest) -> None:
         pod.setdefault("dnsPolicy", "ClusterFirst")
         for container in pod.get("initContainers", []) + pod["containers"]:
             container.setdefault("imagePullPolicy", "IfNotPresent")
-            for amounts in container.get("resources", {}).values():
+            resources = container.get("resources", {})
+            for amounts in (resources.get("limits", {}), resources.get("requests", {})):
                 for name, amount in amounts.items():
                     amounts[name] = _canonical(str(amount))
     elif kind is SERVICE:

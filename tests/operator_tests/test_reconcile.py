@@ -1,3 +1,4 @@
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from octavo_operator.api.names import (
     WATCHED,
     Manifest,
 )
+from octavo_operator.api.privileges import Privilege
 from octavo_operator.core.store import Store
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale, Unavailable
 from octavo_operator.metrics import Metrics
@@ -36,12 +38,13 @@ class World:
         if kind in WATCHED:
             (self.store.delete if event_type == "DELETED" else self.store.upsert)(kind, manifest)
 
-    def start(self, image: str = "image") -> Reconciler:
+    def start(self, image: str = "image", allowed: Collection[Privilege] = ()) -> Reconciler:
         return Reconciler(
             self.cluster,
             self.store,
             Metrics(),
             runtime_image=image,
+            allowed=allowed,
             now=lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds),
             monotonic=lambda: self.seconds,
         )

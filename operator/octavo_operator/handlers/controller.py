@@ -11,7 +11,16 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from octavo_operator.api.names import CHILDREN, INFERENCE_SERVICE, WATCHED, Key, Kind, Manifest, key_of, version_of
+from octavo_operator.api.names import (
+    CHILDREN,
+    INFERENCE_SERVICE,
+    WATCHED,
+    Key,
+    Kind,
+    Manifest,
+    key_of,
+    version_of,
+)
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.queue import WorkQueue
 from octavo_operator.core.silence import Silence
