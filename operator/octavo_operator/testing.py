@@ -111,7 +111,7 @@ class FakeCluster:
         self._refused.clear()
 
     def subscribe(self, sink: Callable[[Kind, str, Manifest], None]) -> None:
-        """Sends (kind, event type, object) of every later change."""
+        """Sends (kind, event type, object) of every later change; the object is shared, and must not be changed."""
         self._sinks.append(sink)
 
     def unsubscribe(self) -> None:
@@ -307,8 +307,9 @@ class FakeCluster:
         return manifest
 
     def _tell(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
+        told = _copy(manifest)
         for sink in self._sinks:
-            sink(kind, event_type, _copy(manifest))
+            sink(kind, event_type, told)
 
 
 def _copy(value: T) -> T:

@@ -207,10 +207,10 @@ def _progressing(service: InferenceService, deployment: Manifest | None) -> _Ver
         for condition in counts.get("conditions", ())
     ):
         return _Verdict("False", Cause(Reason.STUCK, f"no progress for long: {ready} of {wanted} pods are ready"))
-    if seen and total > wanted and updated >= wanted:
-        return _Verdict("True", Cause(Reason.SCALING_DOWN, f"{total} pods exist, {wanted} are wanted"))
     if total > updated:
-        return _Verdict("True", Cause(Reason.ROLLING_OUT, f"{updated} of {wanted} pods run the current spec"))
+        return _Verdict("True", Cause(Reason.ROLLING_OUT, f"{updated} of {total} pods run the current spec"))
+    if seen and total > wanted:
+        return _Verdict("True", Cause(Reason.SCALING_DOWN, f"{total} pods exist, {wanted} are wanted"))
     return _Verdict("True", Cause(Reason.STARTING, f"{ready} of {wanted} pods are ready"))
 
 
