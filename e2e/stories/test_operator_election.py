@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cluster.layout import Layout
-from operator_harness import FaultyProxy, Kubectl, OperatorProcess, World, condition, eventually, operator_world
+from faulty_proxy import FaultyProxy
+from operator_harness import Kubectl, OperatorProcess, World, condition, eventually, operator_world
 
 pytestmark = pytest.mark.cluster
 

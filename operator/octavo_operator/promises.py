@@ -119,6 +119,23 @@ async def _quantities_are_rewritten(port: ClusterPort, namespace: str) -> None:
     assert answer["metadata"]["generation"] == 1
 
 
+async def _items_have_the_order_in_which_they_were_applied(port: ClusterPort, namespace: str) -> None:
+    labels = {"app": "one"}
+
+    async def applied(*names: str) -> list[str]:
+        containers = [{"name": name, "image": "none"} for name in names]
+        template = {
+            "metadata": {"labels": labels},
+            "spec": {"initContainers": containers, "containers": [{"name": "server", "image": "none"}]},
+        }
+        manifest = _child(DEPLOYMENT, namespace, replicas=0, selector={"matchLabels": labels}, template=template)
+        answer = await port.apply(manifest, manager="one")
+        return [one["name"] for one in answer["spec"]["template"]["spec"]["initContainers"]]
+
+    for names in (["plan"], ["fetch", "plan"], ["proxy", "fetch", "plan"], ["fetch", "proxy", "plan"], ["plan"]):
+        assert await applied(*names) == names
+
+
 async def _events_are_counted(port: ClusterPort, namespace: str) -> None:
     reference = {"kind": "InferenceService", "namespace": namespace, "name": "one", "uid": "uid-1"}
     moment = "2026-01-01T00:00:00Z"
@@ -211,6 +228,7 @@ PROMISES: dict[str, Callable[[ClusterPort, str], Awaitable[None]]] = {
     "revision is annotated anew": _revision_is_annotated_anew,
     "status is apart": _status_is_apart,
     "quantities are rewritten": _quantities_are_rewritten,
+    "items have the order in which they were applied": _items_have_the_order_in_which_they_were_applied,
     "update replaces what it saw": _update_replaces_what_it_saw,
     "events are counted": _events_are_counted,
 }

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,12 +17,14 @@ from octavo_operator.api.names import (
     OPERATOR,
     REVISION,
     SERVICE,
+    SERVICE_ACCOUNT,
     STATUS_MANAGER,
     UPDATE_ANNOTATION,
     Key,
     Kind,
     Manifest,
 )
+from octavo_operator.api.privileges import Privilege
 from octavo_operator.api.service import InferenceService
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.containers import Cause
@@ -32,10 +34,12 @@ from octavo_operator.core.digest import digest
 from octavo_operator.core.events import ready_event
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
+from octavo_operator.core.pods import told_plan
+from octavo_operator.core.privileges import account_refusal, refusal
 from octavo_operator.core.revision import Pinned, label_of, pin
 from octavo_operator.core.rollout import Replica, Stall, Step, next_step, replicas_of, surge_of
 from octavo_operator.core.setup import seconds_until_overdue
-from octavo_operator.core.status import desired_status, invalid_status, is_written, refuses_pods
+from octavo_operator.core.status import desired_status, is_written, refused_status, refuses_pods
 from octavo_operator.core.store import Store
 from octavo_operator.errors import ClusterError, Gone, Rejected, SpecInvalid
 from octavo_operator.metrics import Metrics
@@ -44,12 +48,13 @@ __all__ = ["Outcome", "Reconciler"]
 
 logger = logging.getLogger(__name__)
 
-CLAIM_FRESH_SECONDS = 60.0
-"""How long a bound claim is taken to be bound."""
+FRESH_SECONDS = 60.0
+"""How long a bound claim is taken to be bound, and an allowed service account to be allowed."""
 
 POLL_SECONDS = (2.0, 30.0)
 """How often is read again, at first and at most, what is waited for but not watched: a claim that is missing or
-unbound, and an object of someone else that bears a child's name. A watch would show all of their kind."""
+unbound, a service account that may not be used, and an object of someone else that bears a child's name. A watch would
+show all of their kind."""
 
 
 REPAIRS_PER_MINUTE = 10
@@ -77,6 +82,7 @@ class _Memory:
     applied: dict[Kind, Applied] = field(default_factory=dict)
     repairs: dict[Kind, deque[float]] = field(default_factory=dict)
     claim: tuple[str, ClaimPhase, float] | None = None
+    account: tuple[str, Cause | None, float] | None = None
     waiting_since: float | None = None
     stall: Stall | None = None
     decisions: list[tuple[datetime, Decision]] = field(default_factory=list)
@@ -93,6 +99,7 @@ class Reconciler:
         metrics: Metrics,
         *,
         runtime_image: str,
+        allowed: Collection[Privilege] = (),
         now: Callable[[], datetime],
         monotonic: Callable[[], float],
     ) -> None:
@@ -100,6 +107,7 @@ class Reconciler:
         self._store = store
         self._metrics = metrics
         self._render = partial(pod_template, runtime_image=runtime_image)
+        self._allowed = allowed
         self._now = now
         self._monotonic = monotonic
         self._memories: dict[Key, _Memory] = {}
@@ -126,13 +134,19 @@ class Reconciler:
         try:
             service = InferenceService.parse(observed.service)
         except SpecInvalid as error:
-            status = invalid_status(observed.service, str(error), self._now())
-            return Outcome(look_again_after=await self._write_status(observed, status))
+            return await self._refuse(observed, Cause(Reason.SPEC_INVALID, str(error)))
+        refused = await self._refusal(service, memory)
+        if refused is not None:
+            # An account is read again, since it is not watched.
+            patience = self._patience(memory, waits=memory.account is not None)
+            return await self._refuse(observed, refused, patience)
         claim = await self._claim_phase(service, memory)
         pinned = pin(service, observed, self._render)
-        pods = replicas_of(observed.pods, label_of(pinned.template), self._now())
+        label = label_of(pinned.template)
+        pods = replicas_of(observed.pods, label, self._now())
         step = self._step(service, pods, observed, memory)
-        desired = desired_children(service, pinned.template, step)
+        weights = (told_plan(observed.pods, label) or {}).get("weightsBytes", 0)
+        desired = desired_children(service, pinned.template, step, weights_bytes=weights)
         decisions = deployment_decisions(service, observed, pinned, step, pods)
         problems = await self._pin(pinned, memory)
         problems += await self._apply(desired, observed, memory, {DEPLOYMENT: decisions})
@@ -249,7 +263,7 @@ class Reconciler:
             if repeats:
                 # Only what was done counts: attempts while the API server is away are nobody's contest.
                 repairs.append(self._monotonic())
-            repaired = repair(manifest, observed, answer, repeats=repeats)
+            repaired = repair(manifest, observed, answer, before)
             made = () if repeats else decisions.get(kind, ())
             memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
         return problems
@@ -271,13 +285,37 @@ class Reconciler:
             await self._port.merge(SERVICE, metadata["namespace"], metadata["name"], ports, manager=OPERATOR)
             return await self._port.apply(manifest, manager=OPERATOR)
 
+    async def _refuse(self, observed: Observed, cause: Cause, look_again_after: float | None = None) -> Outcome:
+        """Applies nothing of an object, not even what would be allowed: what runs goes on as it is."""
+        edited = await self._write_status(observed, refused_status(observed.service, cause, self._now()))
+        return Outcome(
+            look_again_after=min((due for due in (edited, look_again_after) if due is not None), default=None)
+        )
+
+    async def _refusal(self, service: InferenceService, memory: _Memory) -> Cause | None:
+        """Why nothing of an object may be applied; None when it may."""
+        cause, name = refusal(service, self._allowed), service.spec.pod_template.spec.service_account_name
+        if cause is not None or not name:
+            memory.account = None
+            return cause
+        now = self._monotonic()
+        if memory.account is not None:
+            known, cause, read_at = memory.account
+            fresh = FRESH_SECONDS if cause is None else POLL_SECONDS[0] / 2
+            if known == name and now - read_at < fresh:
+                return cause
+        account = await self._port.get(SERVICE_ACCOUNT, service.namespace, name)
+        cause = account_refusal(service.namespace, name, account)
+        memory.account = (name, cause, now)
+        return cause
+
     async def _claim_phase(self, service: InferenceService, memory: _Memory) -> ClaimPhase | None:
         if service.claim is None:
             return None
         now = self._monotonic()
         if memory.claim is not None:
             name, phase, read_at = memory.claim
-            fresh = CLAIM_FRESH_SECONDS if phase is ClaimPhase.BOUND else POLL_SECONDS[0] / 2
+            fresh = FRESH_SECONDS if phase is ClaimPhase.BOUND else POLL_SECONDS[0] / 2
             if name == service.claim and now - read_at < fresh:
                 return phase
         claim = await self._port.get(CLAIM, service.namespace, service.claim)

@@ -5,11 +5,10 @@ resourceVersions, preconditions on the uid, rewriting of quantities, defaults, g
 label selectors, watch events. It keeps the promises of promises.py, as a real API server does.
 """
 
-import copy
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo_operator.api.names import (
     CHILDREN,
@@ -23,6 +22,7 @@ from octavo_operator.api.names import (
     POD,
     REVISION,
     SERVICE,
+    SERVICE_ACCOUNT,
     Key,
     Kind,
     Manifest,
@@ -33,7 +33,11 @@ from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 
 __all__ = ["FakeCluster", "inference_service"]
 
-KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, *CHILDREN, POD, CLAIM, EVENT, REVISION, LEASE)}
+T = TypeVar("T")
+
+KINDS = {
+    kind.kind: kind for kind in (INFERENCE_SERVICE, *CHILDREN, POD, CLAIM, SERVICE_ACCOUNT, EVENT, REVISION, LEASE)
+}
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
     "conditions": ("type",),
@@ -114,11 +118,11 @@ class FakeCluster:
     def put(self, manifest: Manifest) -> Manifest:
         """Creates or replaces an object the way another client would, status included."""
         kind, key = KINDS[manifest["kind"]], key_of(manifest)
-        return self._store(kind, key, copy.deepcopy(manifest))
+        return self._store(kind, key, _copy(manifest))
 
     def edit(self, kind: Kind, key: Key, change: Callable[[Manifest], object]) -> Manifest:
         """Lets another client change an object in place."""
-        edited = copy.deepcopy(self._objects[kind][key])
+        edited = _copy(self._objects[kind][key])
         change(edited)
         return self._store(kind, key, edited)
 
@@ -143,15 +147,15 @@ class FakeCluster:
 
     def peek(self, kind: Kind, key: Key) -> Manifest | None:
         """One object, as `get` answers without faults."""
-        return copy.deepcopy(self._objects[kind].get(key))
+        return _copy(self._objects[kind].get(key))
 
     def all(self, kind: Kind) -> list[Manifest]:
         """Every object of a kind."""
-        return list(copy.deepcopy(list(self._objects[kind].values())))
+        return [_copy(one) for one in self._objects[kind].values()]
 
     def listed(self, kind: Kind) -> list[Manifest]:
         """Every object of a kind that the operator lists and watches."""
-        return [copy.deepcopy(one) for one in self._objects[kind].values() if _is_listed(kind, one)]
+        return [_copy(one) for one in self._objects[kind].values() if _is_listed(kind, one)]
 
     async def list_all(self, kind: Kind, namespace: str | None) -> Listing:
         """See ClusterPort."""
@@ -181,12 +185,12 @@ class FakeCluster:
             raise Gone(f'namespaces "{key[0]}" not found')
         live = self._objects[kind].get(key)
         self._check_uid(manifest, live)
-        sent = copy.deepcopy({name: value for name, value in manifest.items() if name != "status"})
+        sent = _copy({name: value for name, value in manifest.items() if name != "status"})
         merged = self._merge_applied(kind, key, manager, sent, live)
         if kind is SERVICE:
             _check_port_names(merged)
         self._applied[kind, key][manager] = sent
-        return copy.deepcopy(self._store(kind, key, merged))
+        return _copy(self._store(kind, key, merged))
 
     async def remove(self, kind: Kind, manifest: Manifest) -> None:
         """See ClusterPort."""
@@ -217,7 +221,7 @@ class FakeCluster:
         version = manifest["metadata"].get("resourceVersion")
         if version != (live and live["metadata"]["resourceVersion"]):
             raise Stale(f'{kind.plural} "{key[1]}" has been modified; apply your changes to the latest version')
-        return copy.deepcopy(self._store(kind, key, copy.deepcopy(manifest)))
+        return _copy(self._store(kind, key, _copy(manifest)))
 
     async def record(self, event: Manifest) -> None:
         """See ClusterPort."""
@@ -242,13 +246,13 @@ class FakeCluster:
         if live is None:
             raise Gone(f'{kind.plural} "{key[1]}" not found')
         self._check_uid(manifest, live)
-        sent = copy.deepcopy({"status": manifest["status"]})
+        sent = _copy({"status": manifest["status"]})
         merged = self._merge_applied(kind, key, f"{manager}/status", sent, live)
         self._applied[kind, key][f"{manager}/status"] = sent
-        return copy.deepcopy(self._store(kind, key, merged))
+        return _copy(self._store(kind, key, merged))
 
     def _merge_applied(self, kind: Kind, key: Key, manager: str, sent: Manifest, live: Manifest | None) -> Manifest:
-        merged = copy.deepcopy(live or {})
+        merged = _copy(live or {})
         managers = self._applied[kind, key]
         others = [applied for name, applied in managers.items() if name != manager]
         _prune(merged, managers.get(manager, {}), sent, others)
@@ -291,7 +295,17 @@ class FakeCluster:
 
     def _tell(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
         for sink in self._sinks:
-            sink(kind, event_type, copy.deepcopy(manifest))
+            sink(kind, event_type, _copy(manifest))
+
+
+def _copy(value: T) -> T:
+    """JSON all over again; copy.deepcopy takes five times as long."""
+    copied: Any = value
+    if isinstance(value, dict):
+        copied = {name: _copy(one) for name, one in value.items()}
+    elif isinstance(value, list | tuple):
+        copied = [_copy(one) for one in value]
+    return copied  # type: ignore[no-any-return] # the same JSON
 
 
 def _is_listed(kind: Kind, manifest: Manifest) -> bool:
@@ -349,9 +363,11 @@ def _merge(live: Any, sent: Any) -> None:
                 if key in present:
                     _merge(present[key], item)
                 else:
-                    live[name].append(copy.deepcopy(item))
+                    present[key] = _copy(item)
+            # The sent items have the order in which they were sent.
+            live[name] = [present[key] for key in items] + [one for key, one in present.items() if key not in items]
         else:
-            live[name] = copy.deepcopy(value)
+            live[name] = _copy(value)
 
 
 def _json_merge(live: Any, patch: Any) -> None:
@@ -359,7 +375,7 @@ def _json_merge(live: Any, patch: Any) -> None:
         if isinstance(value, dict) and isinstance(live.get(name), dict):
             _json_merge(live[name], value)
         else:
-            live[name] = copy.deepcopy(value)
+            live[name] = _copy(value)
 
 
 def _check_port_names(service: Manifest) -> None:
@@ -376,7 +392,8 @@ def _as_stored(kind: Kind, manifest: Manifest) -> None:
         pod.setdefault("dnsPolicy", "ClusterFirst")
         for container in pod.get("initContainers", []) + pod["containers"]:
             container.setdefault("imagePullPolicy", "IfNotPresent")
-            for amounts in container.get("resources", {}).values():
+            resources = container.get("resources", {})
+            for amounts in (resources.get("limits", {}), resources.get("requests", {})):
                 for name, amount in amounts.items():
                     amounts[name] = _canonical(str(amount))
     elif kind is SERVICE:

@@ -284,6 +284,7 @@ def test_written_after_the_deadline_does_not_lead_again() -> None:
     election = leading(100.0)
     assert election.lease is not None
     assert election.written(election.lease, 109.0, 110.0).is_deposed(110.0)
+    assert election.claim(110.0, START) is None
 
 
 def test_read_of_another_holder_deposes() -> None:

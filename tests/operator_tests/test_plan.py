@@ -198,7 +198,15 @@ SPECS = st.fixed_dictionaries(
         ),
         "runtime": st.fixed_dictionaries({}, optional={"maxNumSeqs": st.integers(1, 3), "dtype": st.just("float32")}),
         "podTemplate": st.fixed_dictionaries(
-            {"spec": st.fixed_dictionaries({}, optional={"nodeSelector": st.just({"a": "b"})})}
+            {
+                "spec": st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "nodeSelector": st.just({"a": "b"}),
+                        "initContainers": st.permutations("ab").map(lambda names: [{"name": one} for one in names]),
+                    },
+                )
+            }
         ),
         "rollout": st.sampled_from([{"type": "Recreate"}, {"type": "RollingUpdate", "maxSurge": 2}, {}]),
         "resources": st.sampled_from([RESOURCES, {}, {"limits": {"memory": "512Mi"}}]),

@@ -1,3 +1,4 @@
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from octavo_operator.api.names import (
     WATCHED,
     Manifest,
 )
+from octavo_operator.api.privileges import Privilege
 from octavo_operator.core.store import Store
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale, Unavailable
 from octavo_operator.metrics import Metrics
@@ -38,12 +40,13 @@ class World:
         if kind in WATCHED:
             (self.store.delete if event_type == "DELETED" else self.store.upsert)(kind, manifest)
 
-    def start(self, image: str = "image") -> Reconciler:
+    def start(self, image: str = "image", allowed: Collection[Privilege] = ()) -> Reconciler:
         return Reconciler(
             self.cluster,
             self.store,
             Metrics(),
             runtime_image=image,
+            allowed=allowed,
             now=lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds),
             monotonic=lambda: self.seconds,
         )
@@ -313,6 +316,21 @@ async def test_reconcile_gone_and_made_again_starts_anew(world: World) -> None:
     (service,) = world.cluster.all(INFERENCE_SERVICE)
     assert child["spec"]["replicas"] == 4
     assert child["metadata"]["ownerReferences"][0]["uid"] == service["metadata"]["uid"]
+
+
+async def test_reconcile_child_of_a_predecessor_is_not_adopted(world: World) -> None:
+    """The garbage collector takes its time, and would take the child away from its new owner."""
+    await world.look()
+    world.cluster.edit(DEPLOYMENT, KEY, lambda one: one["metadata"]["ownerReferences"][0].update(uid="uid-of-old"))
+    (before,) = world.cluster.all(DEPLOYMENT)
+    await world.look()
+    assert world.cluster.all(DEPLOYMENT) == [before]
+    assert world.ready() == ("False", "NameTaken")
+    world.cluster.delete(DEPLOYMENT, KEY)
+    await world.look()
+    (service,) = world.cluster.all(INFERENCE_SERVICE)
+    (after,) = world.cluster.all(DEPLOYMENT)
+    assert after["metadata"]["ownerReferences"][0]["uid"] == service["metadata"]["uid"]
 
 
 def scale(child: Manifest) -> None:

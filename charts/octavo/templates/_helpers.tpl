@@ -42,7 +42,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   resources: [pods]
   verbs: [list, watch]
 - apiGroups: [""]
-  resources: [persistentvolumeclaims]
+  resources: [persistentvolumeclaims, serviceaccounts]
   verbs: [get]
 - apiGroups: [""]
   resources: [events]

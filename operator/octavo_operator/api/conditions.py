@@ -27,6 +27,8 @@ class Reason(StrEnum):
     STOPPED = "Stopped"
     SUSPENDED = "Suspended"
     SPEC_INVALID = "SpecInvalid"
+    NOT_ALLOWED = "NotAllowed"
+    SERVICE_ACCOUNT_NOT_FOUND = "ServiceAccountNotFound"
     NAME_TAKEN = "NameTaken"
     APPLY_REJECTED = "ApplyRejected"
     CONTESTED = "Contested"

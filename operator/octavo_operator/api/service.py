@@ -7,7 +7,7 @@ CRD declares only to refuse them do not appear.
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from octavo_operator.api.names import Key, Manifest
@@ -58,6 +58,7 @@ class Runtime(_Fields):
     enable_prefix_caching: bool | None = None
     extra_args: tuple[str, ...] = ()
     env: tuple[dict[str, Any], ...] = ()
+    env_from: tuple[dict[str, Any], ...] = ()
     volume_mounts: tuple[dict[str, Any], ...] = ()
 
 
@@ -73,6 +74,7 @@ class Resources(_Fields):
 
     limits: dict[str, int | str] = {}
     requests: dict[str, int | str] = {}
+    claims: tuple[dict[str, Any], ...] = ()
 
 
 class Rollout(_Fields):
@@ -100,7 +102,7 @@ class PodMetadata(_Fields):
 
 
 class PodSpec(_Fields):
-    """Fields of core/v1 PodSpec that are passed on."""
+    """Fields of core/v1 PodSpec that are passed on, those that reach into the node only where that is allowed."""
 
     node_selector: dict[str, str] | None = None
     tolerations: tuple[dict[str, Any], ...] | None = None
@@ -112,6 +114,15 @@ class PodSpec(_Fields):
     image_pull_secrets: tuple[dict[str, Any], ...] | None = None
     security_context: dict[str, Any] | None = None
     volumes: tuple[dict[str, Any], ...] | None = None
+    init_containers: tuple[dict[str, Any], ...] | None = None
+    service_account_name: str | None = None
+    host_network: bool | None = None
+    host_pid: bool | None = Field(default=None, alias="hostPID")
+    host_ipc: bool | None = Field(default=None, alias="hostIPC")
+    dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] | None = None
+    dns_config: dict[str, Any] | None = None
+    host_aliases: tuple[dict[str, Any], ...] | None = None
+    resource_claims: tuple[dict[str, Any], ...] | None = None
 
 
 class PodTemplate(_Fields):

@@ -27,8 +27,9 @@ from octavo_operator.api.names import DECISIONS_ANNOTATION, DEPLOYMENT, Manifest
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.desired import revision
 from octavo_operator.core.differences import differences, told
+from octavo_operator.core.digest import digest
 from octavo_operator.core.observed import Observed
-from octavo_operator.core.plan import kind_of, same_fields
+from octavo_operator.core.plan import Applied, kind_of, same_fields
 from octavo_operator.core.revision import Pinned, applied_template, label_of
 from octavo_operator.core.rollout import Replica, Step, surge_of
 
@@ -93,7 +94,7 @@ def deployment_decisions(
         made.append(Decision(Subject.TEMPLATE, what, pinned.change, inputs))
     surge = surge_of(observed.children[DEPLOYMENT])
     if service.spec.rollout.type == "Auto" and surge != (step.max_surge, step.max_unavailable):
-        pods = (f"{'new' if one.is_new else 'old'}, {_state(one)}" for one in replicas)
+        pods = (f"{'new' if one.is_new else 'old'} {_state(one)}" for one in replicas)
         inputs = {
             "before": None if surge is None else {"maxSurge": surge[0], "maxUnavailable": surge[1]},
             "wanted": service.wanted,
@@ -104,15 +105,18 @@ def deployment_decisions(
     return tuple(made)
 
 
-def repair(manifest: Manifest, observed: Observed, answer: Manifest, *, repeats: bool) -> Decision | None:
+def repair(manifest: Manifest, observed: Observed, answer: Manifest, before: Applied | None) -> Decision | None:
     """What writing a child has put right; None when it only followed the spec, or changed nothing.
 
     Args:
         manifest: what was applied.
         observed: what existed before.
         answer: the child afterwards.
-        repeats: whether the same was applied before, so that someone else must have changed it.
+        before: what was applied before; None when this is the first time since the operator has started.
     """
+    repeats = before is not None and before.sent == digest(manifest)
+    if before is not None and not repeats:
+        return None
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     child = observed.children.get(kind_of(manifest))
     if child is None:

@@ -1,9 +1,10 @@
 """The status of an InferenceService: conditions and counts, derived anew from what is observed each time.
 
 Ready is strict: every desired pod runs the current spec and answers. Its reason is the most telling one that is
-known, in this order: a child that could not be applied, a suspended spec, pods that the API server refuses, the runtime's or the
-kubelet's own words about a container, a claim that is not there, the scheduler's words, and else how far the rollout
-is. Nothing is remembered but the time of a condition's last change, so that a condition heals with its cause.
+known, in this order: a child that could not be applied, a suspended spec, pods that the API server refuses, the
+runtime's or the kubelet's own words about a container, a claim that is not there, the scheduler's words, and else how
+far the rollout is. Nothing is remembered but the time of a condition's last change, so that a condition heals with its
+cause.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from octavo_operator.core.plan import is_ours
 from octavo_operator.core.pods import current_pods, placement_fault, serving_fault, told_plan
 from octavo_operator.core.setup import setup_fault
 
-__all__ = ["desired_status", "invalid_status", "is_written", "refuses_pods"]
+__all__ = ["desired_status", "is_written", "refused_status", "refuses_pods"]
 
 FIELDS = ("observedGeneration", "replicas", "readyReplicas", "updatedReplicas", "selector", "url", "plan")
 """The fields of the status beside the conditions."""
@@ -94,15 +95,15 @@ def desired_status(
     return status
 
 
-def invalid_status(manifest: Manifest, message: str, now: datetime) -> Manifest:
-    """The status of an object that this operator cannot read: what was known stays, and Ready says why.
+def refused_status(manifest: Manifest, cause: Cause, now: datetime) -> Manifest:
+    """The status of an object that is not followed: what was known stays, and Ready says why.
 
     Args:
         manifest: the object as observed.
-        message: what is wrong with it.
+        cause: what is wrong with it.
         now: the time.
     """
-    verdict = _Verdict("False", Cause(Reason.SPEC_INVALID, message))
+    verdict = _Verdict("False", cause)
     kept: Manifest = manifest.get("status", {})
     return kept | {
         "observedGeneration": manifest["metadata"]["generation"],

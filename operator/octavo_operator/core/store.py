@@ -23,6 +23,7 @@ from octavo_operator.api.names import (
     Kind,
     Manifest,
     key_of,
+    version_of,
 )
 from octavo_operator.core.observed import Observed
 
@@ -46,9 +47,9 @@ class Store:
         Returns:
             The InferenceServices to look at; none when this is no news.
         """
-        key, version = key_of(manifest), _version(manifest)
+        key, version = key_of(manifest), version_of(manifest)
         known = self._objects[kind].get(key)
-        if version <= max(_version(known) if known else 0, self._tombstones[kind].get(key, 0)):
+        if version <= max(version_of(known) if known else 0, self._tombstones[kind].get(key, 0)):
             return set()
         owners = self._drop(kind, key) if known else set()  # a pod's label may name another owner now
         owner = _owner(kind, manifest)
@@ -69,10 +70,10 @@ class Store:
         Returns:
             The InferenceServices to look at; none when the object was not known.
         """
-        key, version = key_of(manifest), _version(manifest)
+        key, version = key_of(manifest), version_of(manifest)
         self._tombstones[kind][key] = max(version, self._tombstones[kind].get(key, 0))
         known = self._objects[kind].get(key)
-        if known is None or _version(known) > version:
+        if known is None or version_of(known) > version:
             return set()
         return self._drop(kind, key)
 
@@ -94,7 +95,7 @@ class Store:
             listed.add(key_of(manifest))
             owners |= self.upsert(kind, manifest)
         for key, known in list(self._objects[kind].items()):
-            if key not in listed and namespace in {None, key[0]} and _version(known) <= version:
+            if key not in listed and namespace in {None, key[0]} and version_of(known) <= version:
                 owners |= self._drop(kind, key)
         graves = self._tombstones[kind]
         self._tombstones[kind] = {key: died for key, died in graves.items() if died > version}
@@ -130,10 +131,6 @@ class Store:
             if not owned[owner]:
                 del owned[owner]
         return {owner}
-
-
-def _version(manifest: Manifest) -> int:
-    return int(manifest["metadata"]["resourceVersion"])
 
 
 def _owner(kind: Kind, manifest: Manifest) -> Key | None:

@@ -37,6 +37,7 @@ async def run(settings: Settings) -> None:
         store,
         metrics,
         runtime_image=settings.runtime_image,
+        allowed=settings.allowed,
         now=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
     )
