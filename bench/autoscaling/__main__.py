@@ -115,15 +115,18 @@ def figures(means: Mapping[tuple[str, str, float], Measures]) -> dict[str, float
         return {}
     best = {where: _best_other(means, where, ours) for where, ours in own.items()}
     ratios = [found.gpu_hours / best[where].gpu_hours for where, found in own.items()]
-    return {
+    told = {
         "worst_gpu_hours_ratio": max(ratios),
         "mean_gpu_hours_vs_best_other": sum(ratios) / len(ratios),
         "late_share": sum(found.violations for found in own.values()) / len(own),
         "late_share_best_other": sum(found.violations for found in best.values()) / len(best),
-        "step_overshoot": max(found.overshoot for (trace, _), found in own.items() if trace == "step"),
-        "decision_s": max(found.decision_seconds for found in own.values()),
         "scale_downs_from_missing": sum(found.lost_scale_downs for found in own.values()),
     }
+    if steps := [found.overshoot for (trace, _), found in own.items() if trace == "step"]:
+        told["step_overshoot"] = max(steps)
+    if jumps := [found.decision_seconds for found in own.values() if found.decision_seconds >= 0]:
+        told["decision_s"] = max(jumps)
+    return told
 
 
 def _best_other(means: Mapping[tuple[str, str, float], Measures], where: tuple[str, float], ours: Measures) -> Measures:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench.autoscaling.__main__ import figures, mean, table
+from bench.autoscaling.__main__ import Case, carry_out, figures, mean, table
 from bench.autoscaling.measures import Measures
 from bench.autoscaling.plot import draw
 
@@ -58,6 +58,12 @@ def test_figures_tell_the_worst_of_ours() -> None:
     )
 
 
+def test_figures_leave_out_what_no_trace_shows() -> None:
+    calm = replace(USUAL, decision_seconds=-1.0)
+    found = figures({("ramp", "ours", 180.0): calm, ("ramp", "other", 180.0): calm})
+    assert not {"step_overshoot", "decision_s"} & found.keys()
+
+
 def test_mean_has_the_worst_decision_and_all_lost_scale_downs() -> None:
     found = mean([USUAL, replace(USUAL, gpu_hours=7.0, decision_seconds=20.0, lost_scale_downs=1)])
     assert (found.gpu_hours, found.decision_seconds, found.lost_scale_downs) == (6.0, 20.0, 1)
@@ -66,6 +72,13 @@ def test_mean_has_the_worst_decision_and_all_lost_scale_downs() -> None:
 def test_table_has_a_row_for_each_policy_that_ran() -> None:
     text = table("step", {("step", "wva", 30.0): replace(USUAL, decision_seconds=-1.0)}, [30.0])
     assert text.splitlines()[-1].split() == ["wva", "2.00", "5.00", "1.0", "2.0", "-", "0"]
+
+
+def test_carry_out_runs_a_policy_on_a_trace() -> None:
+    outcome = carry_out(Case("step", "constant-min", 1, 30.0))
+    assert outcome.steps == ((0.0, 1),)
+    assert outcome.measures.gpu_hours == 1.0
+    assert (len(outcome.worth), outcome.worth[0], outcome.worth[20]) == (60, 1.0, 6.0)
 
 
 def test_draw_makes_a_row_for_each_policy() -> None:
