@@ -111,7 +111,7 @@ class FakeCluster:
         self._refused.clear()
 
     def subscribe(self, sink: Callable[[Kind, str, Manifest], None]) -> None:
-        """Sends (kind, event type, object) of every later change."""
+        """Sends (kind, event type, object) of every later change; the object is shared, and must not be changed."""
         self._sinks.append(sink)
 
     def unsubscribe(self) -> None:
@@ -213,6 +213,16 @@ class FakeCluster:
             raise Gone(f'{kind.plural} "{name}" not found')
         return self.edit(kind, (namespace, name), lambda live: _json_merge(live, patch))
 
+    async def scale(self, kind: Kind, manifest: Manifest, replicas: int, *, manager: str) -> None:  # noqa: ARG002 ownership by merge patch is not modelled
+        """See ClusterPort."""
+        self._raise_fault("scale", kind)
+        self.writes += 1
+        key = key_of(manifest)
+        if key not in self._objects[kind]:
+            raise Gone(f'{kind.plural} "{key[1]}" not found')
+        self._check_uid(manifest, self._objects[kind][key])
+        self.edit(kind, key, lambda live: live["spec"].update(replicas=replicas))
+
     async def update(self, manifest: Manifest) -> Manifest:
         """See ClusterPort."""
         kind, key = KINDS[manifest["kind"]], key_of(manifest)
@@ -297,8 +307,9 @@ class FakeCluster:
         return manifest
 
     def _tell(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
+        told = _copy(manifest)
         for sink in self._sinks:
-            sink(kind, event_type, _copy(manifest))
+            sink(kind, event_type, told)
 
 
 def _copy(value: T) -> T:
