@@ -18,7 +18,7 @@ def points(values: list[float]) -> list[tuple[float, float]]:
 def test_fit_noise_stays() -> None:
     trends = []
     for seed in range(200):
-        random_numbers = random.Random(seed)  # noqa: S311 not for secrets
+        random_numbers = random.Random(seed)
         trends.append(fit(points([3 + random_numbers.gauss(0, 0.1) for _ in TIMES]), NOW))
     assert sum(trend.slope == 0 for trend in trends) > 170
     assert all(trend.level == pytest.approx(3, abs=0.25) for trend in trends)
