@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from octavo_operator.api.names import INFERENCE_SERVICE, NODE, OWNER_LABEL, POD, Manifest
 from octavo_operator.cluster.user import UserCluster
-from octavo_operator.core.desired import PORT
+from octavo_operator.core.arguments import PORT
 from octavo_operator.errors import Gone, Rejected, SettingsError, Unavailable
 from octavo_operator.plugin import plan as plans
 from octavo_operator.plugin import status as statuses
