@@ -3,70 +3,19 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from octavo_operator.errors import Gone, Rejected, SettingsError, Unavailable
-from octavo_operator.plugin.cli import run
 from octavo_operator.plugin.kubeconfig import Target, find_target
+from tests.operator_tests.plugin_api import APPS, CORE, OURS, Api, change_user, kubeconfig, serve
 from tests.operator_tests.plugin_objects import SERVING
-
-CORE, APPS, OURS = "/api/v1/namespaces/team-a", "/apis/apps/v1/namespaces/team-a", "/apis/octavo.dev/v1alpha1"
-
-
-class Api:
-    """An API server that gives what a test lays out for a path, and 404 for all else; the items of a list in turn."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, Any]] = {}
-        self.kubeconfig = ""
-        self.credentials: set[str] = set()
-        self.asked: list[str] = []
-
-    async def answer(self, request: web.Request) -> web.Response:
-        self.credentials.add(request.headers.get("Authorization", ""))
-        self.asked.append(request.path_qs)
-        status, body = self.answers.get(request.path, (404, {"message": f"{request.path} not found"}))
-        if isinstance(body, list):
-            body = body.pop(0)
-        if isinstance(body, str):
-            return web.Response(text=body, status=status)
-        return web.json_response(body, status=status)
-
-    def has(self, path: str, *items: Any) -> None:
-        self.answers[path] = 200, {"items": list(items), "metadata": {"resourceVersion": "1"}}
-
-    async def ask(self, *arguments: str) -> int:
-        return await run([*arguments, "--kubeconfig", self.kubeconfig], {})
-
-
-def kubeconfig(path: Path, server: str = "http://127.0.0.1:1", **context: str) -> str:
-    content = {
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", **context}}],
-        "current-context": "x",
-    }
-    path.write_text(yaml.safe_dump(content))
-    return str(path)
-
-
-def change_user(path: Path, user: dict[str, Any]) -> None:
-    content = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump(content | {"users": [{"name": "u", "user": user}]}))
 
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    scripted = Api()
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", scripted.answer)
-    async with TestServer(application) as http:
-        scripted.kubeconfig = kubeconfig(tmp_path / "config", str(http.make_url("")).rstrip("/"), namespace="team-a")
+    async with serve(tmp_path) as scripted:
         yield scripted
 
 
@@ -143,6 +92,7 @@ async def test_status_with_an_exec_credential_plugin(serving: Api) -> None:
 
 
 async def test_why_reads_the_record(serving: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    serving.answers[f"{CORE}/pods"] = 403, {"message": "may not"}  # nor is it needed
     assert await serving.ask("why", "chat") == 0
     assert "nothing was decided since it was made" in capsys.readouterr().out
 
@@ -160,7 +110,7 @@ async def test_logs_are_merged_by_time_with_the_pods_short_names(
         "5c8d7-9kzl2 | é",
         "5c8d7-4wq8n | ready",
     ]
-    assert f"{CORE}/pods/{first}/log?container=server&timestamps=true&tailLines=5" in serving.asked
+    assert f"GET {CORE}/pods/{first}/log?container=server&timestamps=true&tailLines=5" in serving.asked
 
 
 async def test_logs_previous_that_is_not_there_is_told(serving: Api, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,8 +158,8 @@ def metrics(tokens: int, fast: int, slow: int) -> str:
 
 async def test_top_once_is_the_difference_of_two_looks(serving: Api, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (pod["metadata"]["name"] for pod in SERVING.pods)
-    looks = [metrics(1000, 5, 0), metrics(1200, 10, 5)]
-    serving.answers[f"{CORE}/pods/{first}:8000/proxy/metrics"] = 200, looks
+    looks = [(200, metrics(1000, 5, 0)), (200, metrics(1200, 10, 5))]
+    serving.answers[f"{CORE}/pods/{first}:8000/proxy/metrics"] = looks
     told = 'pods "b" is forbidden: User "ann" cannot get resource "pods/proxy"'
     serving.answers[f"{CORE}/pods/{second}:8000/proxy/metrics"] = 403, {"message": told}
     assert await serving.ask("top", "chat", "-o", "json", "--interval", "1") == 0

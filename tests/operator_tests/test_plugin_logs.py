@@ -1,15 +1,17 @@
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo_operator.api.names import Manifest
-from octavo_operator.cluster.user import UserCluster
-from octavo_operator.errors import Rejected, Unavailable
+from octavo_operator.errors import Rejected
 from octavo_operator.plugin import logs
 from octavo_operator.plugin.logs import Source, follow, merged, sources, stamped
+from tests.operator_tests.plugin_api import CORE, Api, serve
 
 
 def pod(name: str, *, restarts: int = 0, **containers: dict[str, Any]) -> Manifest:
@@ -53,89 +55,65 @@ def test_merged_keeps_a_line_without_a_time_behind_its_predecessor() -> None:
     assert [text for _, text in merged([(one, first), (other, second)])] == ["1", "more of 1", "2", "3"]
 
 
-class Cluster:
-    """Pods and logs as a test lays them out; each log can break off, and then goes on where it was."""
-
-    def __init__(self) -> None:
-        self.pods: list[Manifest] = []
-        self.texts: dict[tuple[str, int], list[list[str] | Exception]] = {}
-        self.asked: list[list[tuple[str, str]]] = []
-        self.heard = asyncio.Event()
-
-    async def list(self, *_: object, **__: object) -> Sequence[Manifest]:
-        return self.pods
-
-    async def log(self, _: str, name: str, *, container: str, query: Any) -> AsyncIterator[str]:
-        assert container == "server"
-        self.asked.append(query)
-        self.heard.set()
-        (found,) = (one for one in self.pods if one["metadata"]["name"] == name)
-        parts = self.texts.get((name, found["status"]["containerStatuses"][0]["restartCount"]), [])
-        if not parts:
-            await asyncio.Event().wait()
-        part = parts.pop(0)
-        if isinstance(part, Exception):
-            raise part
-        for line in part:
-            yield line
+LOG = f"{CORE}/pods/chat-a/log"
 
 
-async def followed(cluster: Cluster, until: int) -> list[str]:
+@pytest.fixture
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.01)
+    async with serve(tmp_path) as scripted:
+        scripted.has(f"{CORE}/pods", pod("chat-a", server=RUNS))
+        yield scripted
+
+
+async def followed(api: Api, until: int, heard: Callable[[str], object] = id) -> list[str]:
+    """The first lines; `heard` takes each."""
     lines: list[str] = []
+    told: list[str] = []
     enough = asyncio.Event()
 
     def write(source: Source, text: str) -> None:
         lines.append(f"{source.prefix} {text}")
+        heard(text)
         if len(lines) >= until:
             enough.set()
 
-    told: list[str] = []
-    client = cast("UserCluster", cluster)
-    task = asyncio.create_task(follow(client, "default", "chat", [("tailLines", "1")], write, told.append))
-    done, _ = await asyncio.wait({task, asyncio.create_task(enough.wait())}, return_when=asyncio.FIRST_COMPLETED)
-    if task in done:
-        task.result()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    async with api.client() as cluster:
+        task = asyncio.create_task(follow(cluster, "team-a", "chat", [("tailLines", "1")], write, told.append))
+        waiting = asyncio.create_task(enough.wait())
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        for one in (task, waiting):
+            one.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
     return lines
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "POLL_SECONDS", 0.01)
+async def test_follow_goes_on_after_a_broken_connection_without_repeating(api: Api) -> None:
+    one, two, three = (f"2026-12-01T10:00:00.{number}Z {number}\n" for number in (1, 2, 3))
+    api.answers[LOG] = [(200, one + two), (503, {"message": "reset"}), (200, one + two + three), (200, "")]
+    assert await followed(api, 3) == ["a 1", "a 2", "a 3"]
+    first, second, *_ = (asked for asked in api.asked if LOG in asked)
+    assert first == f"GET {LOG}?container=server&timestamps=true&follow=true&tailLines=1"
+    assert second == f"GET {LOG}?container=server&timestamps=true&follow=true&sinceTime=2026-12-01T10:00:00Z"
 
 
-@pytest.mark.usefixtures("quick")
-async def test_follow_goes_on_after_a_broken_connection_without_repeating() -> None:
-    cluster = Cluster()
-    cluster.pods = [pod("chat-a", server=RUNS)]
-    cluster.texts["chat-a", 0] = [
-        ["2026-12-01T10:00:00.1Z one", "2026-12-01T10:00:00.2Z two"],
-        Unavailable("reset"),
-        ["2026-12-01T10:00:00.1Z one", "2026-12-01T10:00:00.2Z two", "2026-12-01T10:00:00.3Z three"],
-    ]
-    assert await followed(cluster, 3) == ["a one", "a two", "a three"]
-    assert cluster.asked[0] == [("timestamps", "true"), ("follow", "true"), ("tailLines", "1")]
-    assert cluster.asked[1] == [("timestamps", "true"), ("follow", "true"), ("sinceTime", "2026-12-01T10:00:00Z")]
+async def test_follow_hears_a_container_that_was_started_again_from_its_first_line(api: Api) -> None:
+    def restart(text: str) -> None:
+        if text == "dies":
+            api.answers[LOG] = [
+                (400, {"message": "is waiting to start"}),
+                (200, "2026-12-01T10:00:09Z lives\n"),
+                (200, ""),
+            ]
+            api.has(f"{CORE}/pods", pod("chat-a", restarts=1, server=RUNS))
+
+    api.answers[LOG] = [(200, "2026-12-01T10:00:00Z dies\n"), (200, "")]
+    assert await followed(api, 2, restart) == ["a dies", "a lives"]
+    assert f"GET {LOG}?container=server&timestamps=true&follow=true" in api.asked
 
 
-@pytest.mark.usefixtures("quick")
-async def test_follow_hears_a_container_that_was_started_again() -> None:
-    cluster = Cluster()
-    cluster.pods = [pod("chat-a", server=RUNS)]
-    cluster.texts["chat-a", 0] = [["2026-12-01T10:00:00Z dies"]]
-    cluster.texts["chat-a", 1] = [Rejected("is waiting to start", status=400), ["2026-12-01T10:00:09Z lives"]]
-    following = asyncio.create_task(followed(cluster, 2))
-    await cluster.heard.wait()
-    cluster.pods = [pod("chat-a", restarts=1, server=RUNS)]
-    assert await following == ["a dies", "a lives"]
-
-
-@pytest.mark.usefixtures("quick")
-async def test_follow_without_the_right_ends() -> None:
-    cluster = Cluster()
-    cluster.pods = [pod("chat-a", server=RUNS)]
-    cluster.texts["chat-a", 0] = [Rejected("cannot get pods/log", status=403)]
+async def test_follow_without_the_right_ends(api: Api) -> None:
+    api.answers[LOG] = 403, {"message": "cannot get pods/log"}
     with pytest.raises(Rejected, match="pods/log"):
-        await followed(cluster, 1)
+        await followed(api, 1)

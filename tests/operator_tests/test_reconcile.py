@@ -15,6 +15,8 @@ from octavo_operator.api.names import (
     Manifest,
 )
 from octavo_operator.api.privileges import Privilege
+from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.scrape import Scraper
 from octavo_operator.core.store import Store
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale, Unavailable
 from octavo_operator.metrics import Metrics
@@ -31,6 +33,7 @@ class World:
         self.cluster = FakeCluster()
         self.store = Store()
         self.seconds = 0.0
+        self.told: list[tuple[str, str]] = []
         self.reconciler = self.start()
         self.cluster.subscribe(self.tell)
 
@@ -39,10 +42,13 @@ class World:
             (self.store.delete if event_type == "DELETED" else self.store.upsert)(kind, manifest)
 
     def start(self, image: str = "image", allowed: Collection[Privilege] = ()) -> Reconciler:
+        metrics = Metrics()
+        self.autoscaler = Autoscaler(self.cluster, self.store, Scraper(), metrics, notify=self.told.append)
         return Reconciler(
             self.cluster,
             self.store,
-            Metrics(),
+            metrics,
+            autoscaler=self.autoscaler,
             runtime_image=image,
             allowed=allowed,
             now=lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds),

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from octavo_operator.api.names import INFERENCE_SERVICE, NODE, OWNER_LABEL, POD, Manifest
+from octavo_operator.api.names import INFERENCE_SERVICE, NODE, OWNER_LABEL, POD, REVISION, Manifest
 from octavo_operator.cluster.user import UserCluster
 from octavo_operator.core.arguments import PORT
 from octavo_operator.errors import Gone, Rejected, SettingsError, Unavailable
@@ -50,7 +50,11 @@ async def status(cluster: UserCluster, target: Target, given: argparse.Namespace
 
 async def why(cluster: UserCluster, target: Target, given: argparse.Namespace) -> int:
     """`kubectl octavo why`."""
-    facts = await gather(cluster, target.namespace, given.name)
+    service = await find_service(cluster, target.namespace, given.name)
+    missing: list[str] = []
+    labels = f"{OWNER_LABEL}={given.name}"
+    revisions = await if_allowed(cluster.list(REVISION, target.namespace, labels=labels), (), missing)
+    facts = Facts(service, revisions=revisions, missing=tuple(missing))
     if given.output == "json":
         _print_json(reasons.as_json(facts))
     else:

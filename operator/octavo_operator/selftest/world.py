@@ -20,6 +20,8 @@ from octavo_operator.api.names import (
     Kind,
     Manifest,
 )
+from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.scrape import Scraper
 from octavo_operator.core.store import Store
 from octavo_operator.handlers.controller import Controller
 from octavo_operator.handlers.lead import Elector, Fenced
@@ -139,7 +141,10 @@ class World:
         elector = None if alone else Elector(connection, (NAMESPACE, "octavo-operator"), name, clock=clock)
         port = connection if elector is None else Fenced(connection, elector)
         store, metrics = Store(), Metrics()
-        reconciler = Reconciler(port, store, metrics, runtime_image=image, now=now, monotonic=clock)
+        autoscaler = Autoscaler(port, store, Scraper(), metrics, notify=lambda key: controller.look_at(key))  # noqa: PLW0108 it comes later
+        reconciler = Reconciler(
+            port, store, metrics, autoscaler=autoscaler, runtime_image=image, now=now, monotonic=clock
+        )
         turn = None if elector is None else elector.elected
         controller = Controller(connection, store, reconciler.reconcile, metrics, turn=turn)
         watch = Watch(self.cluster, faults, controller.on_event)
