@@ -7,11 +7,10 @@
     bimodal         3, with lengths of the workload bimodal
     loss 10, 50     diurnal, with that share of all scrapes lost
     loss 100        diurnal, with all scrapes lost for 300 s around the peak
-    long-short      2; from 1,200 s on the answers' lengths are drawn with three times the mean
+    long-short      2; from 1,200 s on the answers' lengths are drawn with three times the mean: 5.1
     azure-conv      an hour of conversations in Azure (Recorded), each of them twelve times
 
-A replica's worth is the rate that one replica answers while enough requests wait, with the trace's lengths (for
-long-short: with those before the change). All randomness is numpy's `default_rng(seed)`, drawn in this order: prompts,
+A replica's worth is the rate that one replica answers while enough requests wait, with the trace's lengths. All randomness is numpy's `default_rng(seed)`, drawn in this order: prompts,
 outputs, noise, arrivals. Lengths are those of bench/workloads.py, cut to what fits the model (2,048 tokens; bimodal
 8,192): so three times the mean is only a little more than twice the tokens.
 """
@@ -57,7 +56,7 @@ class Trace:
 
     Attributes:
         name: As above.
-        shape: Replicas' worth at each of the hour's 3,600 seconds.
+        shape: Replicas' worth at each of the hour's 3,600 seconds, with the lengths before a change.
         lengths: Draws prompts and outputs.
         noise: Standard deviation of each minute's load, as a share of it.
         late_outputs: From when on outputs are drawn by `late_lengths`.
@@ -94,6 +93,10 @@ class Trace:
         arrivals = arrivals[arrivals < HOUR]
         assert len(arrivals) < count, "more requests than were drawn"
         outputs = np.where(arrivals < self.late_outputs, outputs[: len(arrivals)], late[: len(arrivals)])
+        if self.late_lengths:
+            shape = np.where(
+                np.arange(HOUR) < self.late_outputs, shape, shape * worth / replicas_worth(self.late_lengths)
+            )
         return Demand(arrivals.tolist(), prompts[: len(arrivals)].tolist(), outputs.tolist()), shape
 
 

@@ -16,6 +16,7 @@ import pytest
 from cluster import namespaces
 from cluster.layout import Layout
 from faulty_proxy import FaultyProxy
+from octavo_operator.api.names import CHILDREN
 from octavo_operator.cluster.client import KubernetesClient
 from octavo_operator.promises import PROMISES
 from operator_harness import (
@@ -251,14 +252,14 @@ def test_role_grants_these_rights_and_no_others(world: World) -> None:
     """What each is for; that none is missing all the other stories show."""
     rules = world.admin.get("clusterrole", world.home)["rules"]
     granted = sorted(f"{resource} {verb}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"])
-    children = [
-        f"{kind} {verb}" for kind in ("deployments", "services") for verb in ("create", "get", "list", "patch", "watch")
-    ]
+    children = [f"{kind.plural} {verb}" for kind in CHILDREN for verb in ("create", "get", "list", "patch", "watch")]
     watched = ["inferenceservices list", "inferenceservices watch", "pods list", "pods watch"]
+    scaling = ["inferenceservices/scale patch", "pods patch"]
+    read = ["persistentvolumeclaims get", "serviceaccounts get"]
     revisions = [f"controllerrevisions {verb}" for verb in ("create", "delete", "list", "patch", "watch")]
     told = ["events create", "events get", "events patch"]
     assert granted == sorted(
-        [*children, *revisions, *watched, *told, "inferenceservices/status patch", "persistentvolumeclaims get"]
+        [*children, *revisions, *watched, *scaling, *read, *told, "inferenceservices/status patch"]
     )
     create, use = world.admin.within(world.home).get("role", f"{world.home}-lease")["rules"]
     assert (create["resources"], create["verbs"]) == (["leases"], ["create"])

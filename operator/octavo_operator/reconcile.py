@@ -26,12 +26,14 @@ from octavo_operator.api.names import (
 )
 from octavo_operator.api.privileges import Privilege
 from octavo_operator.api.service import InferenceService
+from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.core.report import Scaled
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.containers import Cause
-from octavo_operator.core.decisions import Decision, deployment_decisions, record, repair, unpinned
+from octavo_operator.core.decisions import Decision, deployment_decisions, record, repair, scale_decision, unpinned
 from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.digest import digest
-from octavo_operator.core.events import ready_event
+from octavo_operator.core.events import ready_event, scale_event
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
 from octavo_operator.core.pods import told_plan
@@ -87,6 +89,7 @@ class _Memory:
     stall: Stall | None = None
     decisions: list[tuple[datetime, Decision]] = field(default_factory=list)
     """Those that are carried out and not on record yet."""
+    scaled: Scaled | None = None
 
 
 class Reconciler:
@@ -98,6 +101,7 @@ class Reconciler:
         store: Store,
         metrics: Metrics,
         *,
+        autoscaler: Autoscaler,
         runtime_image: str,
         allowed: Collection[Privilege] = (),
         now: Callable[[], datetime],
@@ -106,6 +110,7 @@ class Reconciler:
         self._port = port
         self._store = store
         self._metrics = metrics
+        self._autoscaler = autoscaler
         self._render = partial(pod_template, runtime_image=runtime_image)
         self._allowed = allowed
         self._now = now
@@ -123,6 +128,7 @@ class Reconciler:
         if observed is None or "deletionTimestamp" in observed.service["metadata"]:
             # The garbage collector removes the children by their ownerReferences.
             self._memories.pop(key, None)
+            self._autoscaler.forget(key)
             return Outcome()
         try:
             return await self._follow(key, observed, self._memories.setdefault(key, _Memory()))
@@ -140,6 +146,7 @@ class Reconciler:
             # An account is read again, since it is not watched.
             patience = self._patience(memory, waits=memory.account is not None)
             return await self._refuse(observed, refused, patience)
+        self._autoscaler.follow(service)
         claim = await self._claim_phase(service, memory)
         pinned = pin(service, observed, self._render)
         label = label_of(pinned.template)
@@ -154,9 +161,17 @@ class Reconciler:
         if present is None or present.service["metadata"]["uid"] != service.uid:
             return Outcome()
         status = desired_status(
-            service, present, desired=desired, problems=problems, pending=pinned.pending, claim=claim, now=self._now()
+            service,
+            present,
+            desired=desired,
+            problems=problems,
+            pending=pinned.pending,
+            claim=claim,
+            scaling=self._autoscaler.report(key),
+            now=self._now(),
         )
         edited = await self._write_status(present, status)
+        memory.decisions += [(self._now(), one) for one in self._scaled(key, memory)]
         await self._record(service, present, memory)
         is_taken = any(problem.reason is Reason.NAME_TAKEN for problem in problems)
         dues = (
@@ -185,6 +200,14 @@ class Reconciler:
         )
         memory.stall = step.stall
         return step
+
+    def _scaled(self, key: Key, memory: _Memory) -> tuple[Decision, ...]:
+        """The autoscaler's last decision, if it was carried out since the last look."""
+        report = self._autoscaler.report(key)
+        if report is None or report.scaled is None or report.scaled == memory.scaled:
+            return ()
+        memory.scaled = report.scaled
+        return (scale_decision(report.scaled),)
 
     async def _pin(self, pinned: Pinned, memory: _Memory) -> list[Cause]:
         """Creates the revision of the template that is applied next, and deletes those that nobody needs any more."""
@@ -353,9 +376,10 @@ class Reconciler:
         answer = await self._port.apply_status(manifest, manager=STATUS_MANAGER)
         self._metrics.writes.labels(f"{INFERENCE_SERVICE.kind}/status").inc()
         self._store.upsert(INFERENCE_SERVICE, answer)
-        event = ready_event(observed.service, status, self._now())
-        if event is not None:
-            await self._announce(event)
+        for event_of in (scale_event, ready_event):
+            event = event_of(observed.service, status, self._now())
+            if event is not None:
+                await self._announce(event)
         return None if _wish(answer) == _wish(observed.service) else 0.0
 
     async def _announce(self, event: Manifest) -> None:

@@ -51,6 +51,9 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
 }
 """Keys by which the items of a list are merged; other lists are replaced whole."""
 
+ATOMIC = frozenset({"selector", "podSelector"})
+"""Objects that are replaced whole."""
+
 
 def inference_service(name: str = "chat", namespace: str = "default", **spec: Any) -> Manifest:
     """An InferenceService as a user writes it, with the defaults that the API server would add."""
@@ -108,7 +111,7 @@ class FakeCluster:
         self._refused.clear()
 
     def subscribe(self, sink: Callable[[Kind, str, Manifest], None]) -> None:
-        """Sends (kind, event type, object) of every later change."""
+        """Sends (kind, event type, object) of every later change; the object is shared, and must not be changed."""
         self._sinks.append(sink)
 
     def unsubscribe(self) -> None:
@@ -210,6 +213,16 @@ class FakeCluster:
             raise Gone(f'{kind.plural} "{name}" not found')
         return self.edit(kind, (namespace, name), lambda live: _json_merge(live, patch))
 
+    async def scale(self, kind: Kind, manifest: Manifest, replicas: int, *, manager: str) -> None:  # noqa: ARG002 ownership by merge patch is not modelled
+        """See ClusterPort."""
+        self._raise_fault("scale", kind)
+        self.writes += 1
+        key = key_of(manifest)
+        if key not in self._objects[kind]:
+            raise Gone(f'{kind.plural} "{key[1]}" not found')
+        self._check_uid(manifest, self._objects[kind][key])
+        self.edit(kind, key, lambda live: live["spec"].update(replicas=replicas))
+
     async def update(self, manifest: Manifest) -> Manifest:
         """See ClusterPort."""
         kind, key = KINDS[manifest["kind"]], key_of(manifest)
@@ -294,8 +307,9 @@ class FakeCluster:
         return manifest
 
     def _tell(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
+        told = _copy(manifest)
         for sink in self._sinks:
-            sink(kind, event_type, _copy(manifest))
+            sink(kind, event_type, told)
 
 
 def _copy(value: T) -> T:
@@ -355,7 +369,7 @@ def _prune(live: Any, before: Any, now: Any, others: list[Any]) -> None:
 
 def _merge(live: Any, sent: Any) -> None:
     for name, value in sent.items():
-        if isinstance(value, dict) and isinstance(live.get(name), dict):
+        if isinstance(value, dict) and isinstance(live.get(name), dict) and name not in ATOMIC:
             _merge(live[name], value)
         elif isinstance(value, list) and isinstance(live.get(name), list) and (items := _by_key(name, value)):
             present = _by_key(name, live[name]) or {}

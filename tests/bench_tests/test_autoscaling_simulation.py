@@ -177,7 +177,7 @@ DRAWN = [trace for trace in TRACES.values() if isinstance(trace, Trace)]
 
 @pytest.mark.parametrize("trace", DRAWN, ids=lambda trace: trace.name)
 def test_trace_brings_the_load_that_it_tells(trace: Trace) -> None:
-    small = replace(trace, shape=trace.shape / 20, noise=0.0)
+    small = replace(trace, shape=trace.shape / 20, noise=0.0, late_lengths=None)
     demand, worth = small.demand(2)
     quarters = [sum(worth[start : start + 900]) for start in range(0, 3600, 900)]
     arrived = np.histogram(demand.arrivals, bins=4, range=(0, HOUR))[0]
@@ -189,10 +189,11 @@ def test_trace_brings_the_load_that_it_tells(trace: Trace) -> None:
 
 def test_trace_long_short_has_longer_answers_later() -> None:
     (trace,) = (trace for trace in DRAWN if trace.name == "long-short")
-    demand, _ = replace(trace, shape=np.full(3600, 0.2)).demand(1)
+    demand, worth = replace(trace, shape=np.full(3600, 0.2)).demand(1)
     early = [output for arrival, output in zip(demand.arrivals, demand.outputs, strict=True) if arrival < 1200]
     late = [output for arrival, output in zip(demand.arrivals, demand.outputs, strict=True) if arrival >= 1200]
     assert np.mean(late) > 1.9 * np.mean(early)
+    assert (worth[0], worth[-1]) == pytest.approx((0.2, 0.2 * 27.2 / 10.6), rel=0.01)
 
 
 def test_trace_of_azure_is_the_recorded_hour() -> None:

@@ -42,7 +42,11 @@ def test_plan_has_each_flag_that_the_operator_gives_it() -> None:
 
 
 def test_advice_of_the_plugin_is_that_of_the_page() -> None:
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| .* \| (.*) \|$", API[API.index("## Status") :], re.MULTILINE)
+    rows = re.findall(
+        r"^\| (`\w+`(?:, `\w+`)*) \| .* \| (.*) \|$",
+        API[API.index("## Status") : API.index("## Autoscaling")],
+        re.MULTILINE,
+    )
     page = {Reason(reason): _plain(advice) for reasons, advice in rows for reason in re.findall(r"`(\w+)`", reasons)}
     assert page == ADVICE
 

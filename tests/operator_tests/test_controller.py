@@ -17,6 +17,8 @@ from octavo_operator.api.names import (
     Kind,
     Manifest,
 )
+from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.scrape import Scraper
 from octavo_operator.core.store import Store
 from octavo_operator.errors import Gone, OperatorError, Unavailable
 from octavo_operator.handlers import controller as controller_module
@@ -45,7 +47,19 @@ class Operator:
         self.metrics = Metrics()
         store = Store()
         self.reconciler = Reconciler(
-            cluster, store, self.metrics, runtime_image="image", now=lambda: datetime.now(UTC), monotonic=time.monotonic
+            cluster,
+            store,
+            self.metrics,
+            autoscaler=Autoscaler(
+                cluster,
+                store,
+                Scraper(),
+                self.metrics,
+                notify=lambda key: self.controller.look_at(key),  # noqa: PLW0108 it comes later
+            ),
+            runtime_image="image",
+            now=lambda: datetime.now(UTC),
+            monotonic=time.monotonic,
         )
         self.controller = Controller(cluster, store, self.look, self.metrics, resync_seconds=resync_seconds, turn=turn)
         cluster.subscribe(self.hear)

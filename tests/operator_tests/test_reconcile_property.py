@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from octavo_operator.api.conditions import ConditionType, Reason
 from octavo_operator.api.names import (
+    CHILDREN,
+    DECISIONS_ANNOTATION,
     DEPLOYMENT,
     INFERENCE_SERVICE,
     MANAGED_BY,
@@ -15,7 +17,6 @@ from octavo_operator.api.names import (
     OWNER_LABEL,
     POD,
     REVISION,
-    SERVICE,
     STATUS_MANAGER,
     TEMPLATE_LABEL,
     Kind,
@@ -34,7 +35,6 @@ from tests.operator_tests.test_status_property import pods as any_pods
 LOOKS = 4
 """How many looks it may take: pin and apply, see what was applied, tell it; one more where a port was renumbered."""
 
-CHILDREN = (SERVICE, DEPLOYMENT)
 EARLIER = {"runtime": {"maxNumSeqs": 3}, "podTemplate": {"spec": {"nodeSelector": {"old": "yes"}}}}
 OTHER_OWNER = {"apiVersion": "v1", "kind": "Other", "name": "other", "uid": "uid-other", "controller": True}
 
@@ -164,11 +164,10 @@ class Found:
         self.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": pod["status"]})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     spec=SPECS,
-    service=child_states,
-    deployment=child_states,
+    children=st.fixed_dictionaries(dict.fromkeys(CHILDREN, child_states)),
     counted=deployment_status,
     revisions=revision_states,
     pods=pod_states,
@@ -176,8 +175,7 @@ class Found:
 )
 def test_reconcile_converges_from_any_observed_state(
     spec: dict[str, Any],
-    service: tuple[str, list[str]],
-    deployment: tuple[str, list[str]],
+    children: dict[Kind, tuple[str, list[str]]],
     counted: Manifest,
     revisions: list[str],
     pods: list[tuple[Manifest, str]],
@@ -185,8 +183,8 @@ def test_reconcile_converges_from_any_observed_state(
 ) -> None:
     found = Found(spec)
     cluster = found.cluster
-    found.child(SERVICE, *service)
-    found.child(DEPLOYMENT, *deployment)
+    for kind, (state, edits) in children.items():
+        found.child(kind, state, edits)
     if cluster.peek(DEPLOYMENT, KEY) is not None:
         cluster.edit(DEPLOYMENT, KEY, lambda child: child.update(status=counted))
         if DEPLOYMENT in found.foreign:
@@ -215,14 +213,14 @@ def test_reconcile_converges_from_any_observed_state(
     for _ in range(LOOKS):
         at_once(world.look())
     # At rest: neither this operator nor one that starts anew changes anything.
-    state = [cluster.all(kind) for kind in (INFERENCE_SERVICE, SERVICE, DEPLOYMENT, REVISION)]
+    settled = [cluster.all(kind) for kind in (INFERENCE_SERVICE, *CHILDREN, REVISION)]
     writes = cluster.writes
     at_once(world.look())
     assert cluster.writes == writes
     world.reconciler = world.start()
     at_once(world.look())
     at_once(world.look())
-    assert [cluster.all(kind) for kind in (INFERENCE_SERVICE, SERVICE, DEPLOYMENT, REVISION)] == state
+    assert [cluster.all(kind) for kind in (INFERENCE_SERVICE, *CHILDREN, REVISION)] == settled
     # What belongs to others is as it was, and is told; what is ours is what a new object's children are.
     assert cluster.all(POD) == pods_before
     parsed = InferenceService.parse(found.service)
@@ -244,8 +242,11 @@ def test_reconcile_converges_from_any_observed_state(
             assert present["metadata"]["labels"] == fresh["metadata"]["labels"]
     ready = next(one for one in found.service["status"]["conditions"] if one["type"] == ConditionType.READY)
     assert (ready["reason"] == Reason.NAME_TAKEN) == bool(found.foreign)
-    kept = [one for one in cluster.all(REVISION) if one["metadata"]["name"] != "theirs"]
-    assert len(cluster.all(REVISION)) - len(kept) == ("of another owner" in revisions)
+    pinned = [
+        one for one in cluster.all(REVISION) if DECISIONS_ANNOTATION not in one["metadata"].get("annotations", {})
+    ]
+    kept = [one for one in pinned if one["metadata"]["name"] != "theirs"]
+    assert len(pinned) - len(kept) == ("of another owner" in revisions)
     running = {one["metadata"]["labels"].get(TEMPLATE_LABEL) for one in cluster.all(POD)}
     assert len(kept) <= len(running | {found.current["metadata"]["labels"][TEMPLATE_LABEL]})
     assert found.current in [one["data"]["template"] for one in kept]

@@ -319,7 +319,7 @@ def selftest(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProce
 
 
 def test_program_same_seed_is_the_same_run_in_another_process() -> None:
-    names = ("watch-gap", "leader-killed")
+    names = ("recreated", "leader-killed")
     arguments = ["--seed", "5", *(word for name in names for word in ("--only", name))]
     runs = [selftest(*arguments, hash_seed=seed) for seed in ("1", "2")]
     assert [one.returncode for one in runs] == [0, 0], runs[0].stdout

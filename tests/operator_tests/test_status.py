@@ -84,12 +84,18 @@ def computed(
             ("False", "RollingOut"),
             ("True", "RollingOut"),
         ),
-        # All that is wanted runs the new spec, and one of the old is still there.
+        # One more than is wanted, as every rollout has: the new one starts, or the last of the old is still there.
+        (
+            {"replicas": 1},
+            deployment(replicas=2, readyReplicas=1, updatedReplicas=1),
+            ("False", "RollingOut"),
+            ("True", "RollingOut"),
+        ),
         (
             {"replicas": 2},
             deployment(replicas=3, readyReplicas=2, updatedReplicas=2),
-            ("False", "ScalingDown"),
-            ("True", "ScalingDown"),
+            ("False", "RollingOut"),
+            ("True", "RollingOut"),
         ),
         # The Deployment's controller has not seen the change yet: its counts are those of the old spec.
         (

@@ -21,7 +21,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   resources: [inferenceservices]
   verbs: [list, watch]
 - apiGroups: [octavo.dev]
-  resources: [inferenceservices/status]
+  resources: [inferenceservices/status, inferenceservices/scale]
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments]
@@ -40,7 +40,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  # patch: the deletion cost of pods, before autoscaling takes some away.
+  verbs: [list, watch, patch]
 - apiGroups: [""]
   resources: [persistentvolumeclaims, serviceaccounts]
   verbs: [get]

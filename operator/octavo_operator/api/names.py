@@ -5,9 +5,11 @@ from typing import Any
 
 __all__ = [
     "ALLOWED_LABEL",
+    "AUTOSCALER",
     "CHILDREN",
     "CLAIM",
     "DECISIONS_ANNOTATION",
+    "DELETION_COST",
     "DEPLOYMENT",
     "DISRUPTION_BUDGET",
     "EVENT",
@@ -82,6 +84,10 @@ OPERATOR = "octavo-operator"
 """Field manager of the children, and the value of their managed-by label."""
 STATUS_MANAGER = "octavo-status"
 """Field manager of the status."""
+AUTOSCALER = "octavo-autoscaler"
+"""Field manager of the replicas, where the autoscaler sets them."""
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Kubernetes' annotation of a pod: of those that may go, the one with the lowest goes first."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_SELECTOR = f"{MANAGED_BY}={OPERATOR}"

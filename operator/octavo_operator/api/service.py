@@ -14,6 +14,7 @@ from octavo_operator.api.names import Key, Manifest
 from octavo_operator.errors import SpecInvalid
 
 __all__ = [
+    "Autoscaling",
     "InferenceService",
     "Model",
     "Parallelism",
@@ -75,6 +76,17 @@ class Resources(_Fields):
     limits: dict[str, int | str] = {}
     requests: dict[str, int | str] = {}
     claims: tuple[dict[str, Any], ...] = ()
+
+
+class Autoscaling(_Fields):
+    """Within which bounds replicas follow the load, and how full a pod shall be."""
+
+    min_replicas: int = 1
+    max_replicas: int
+    target_cache_usage: int = 80
+    target_queue_length: int = 5
+    scale_down_stabilization_seconds: int = 300
+    mode: Literal["Auto", "Observe"] = "Auto"
 
 
 class Rollout(_Fields):
@@ -140,6 +152,7 @@ class Spec(_Fields):
     parallelism: Parallelism = Parallelism()
     resources: Resources = Resources()
     replicas: int = 1
+    autoscaling: Autoscaling | None = None
     rollout: Rollout = Rollout()
     service: Service = Service()
     pod_template: PodTemplate = PodTemplate()

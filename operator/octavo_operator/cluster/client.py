@@ -144,6 +144,14 @@ class KubernetesClient:
         query = [("fieldManager", manager)]
         return await self._call("PATCH", path_of(kind, namespace, name), query=query, body=patch, media=MERGE)
 
+    async def scale(self, kind: Kind, manifest: Manifest, replicas: int, *, manager: str) -> None:
+        """See ClusterPort."""
+        metadata = manifest["metadata"]
+        path = path_of(kind, metadata["namespace"], metadata["name"]) + "/scale"
+        # The uid is a precondition.
+        body = {"metadata": {"uid": metadata["uid"]}, "spec": {"replicas": replicas}}
+        await self._call("PATCH", path, query=[("fieldManager", manager)], body=body, media=MERGE)
+
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """See ClusterPort."""
         return await self._apply(manifest, manager, "/status")

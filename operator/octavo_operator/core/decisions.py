@@ -18,13 +18,14 @@ goes with the object. The format is part of the API (docs/kubectl.md): a JSON li
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from octavo_operator.api.names import DECISIONS_ANNOTATION, DEPLOYMENT, Manifest
 from octavo_operator.api.service import InferenceService
+from octavo_operator.autoscale.core.report import Scaled
 from octavo_operator.core.desired import revision
 from octavo_operator.core.differences import differences, told
 from octavo_operator.core.digest import digest
@@ -33,7 +34,16 @@ from octavo_operator.core.plan import Applied, kind_of, same_fields
 from octavo_operator.core.revision import Pinned, applied_template, label_of
 from octavo_operator.core.rollout import Replica, Step, surge_of
 
-__all__ = ["Decision", "Subject", "deployment_decisions", "read_record", "record", "repair", "unpinned"]
+__all__ = [
+    "Decision",
+    "Subject",
+    "deployment_decisions",
+    "read_record",
+    "record",
+    "repair",
+    "scale_decision",
+    "unpinned",
+]
 
 KEPT_DECISIONS = 32
 KEPT_BYTES = 16 * 1024
@@ -53,6 +63,7 @@ class Subject(StrEnum):
     TEMPLATE = "Template"
     ROLLOUT = "Rollout"
     REPAIR = "Repair"
+    SCALE = "Scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +145,15 @@ def repair(manifest: Manifest, observed: Observed, answer: Manifest, before: App
         return None
     what = f"{kind} {name} was put right: {told([text for _, text in changed])}"
     return Decision(Subject.REPAIR, what, why, {"fields": [path for path, _ in changed[:KEPT_FIELDS]]})
+
+
+def scale_decision(scaled: Scaled) -> Decision:
+    """The decision to set another number of replicas."""
+    inputs = {
+        name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(scaled.decision).items()
+    }
+    what = f"replicas {scaled.before} → {scaled.after}"
+    return Decision(Subject.SCALE, what, scaled.reason, inputs)
 
 
 def unpinned(manifest: Manifest) -> Decision:

@@ -122,6 +122,10 @@ class Controller:
             # kopf listed again, so its watch had lost its place: what vanished meanwhile it does not say.
             self._relist.set()
 
+    def look_at(self, key: Key) -> None:
+        """Has an InferenceService looked at, as soon as its turn comes."""
+        self._add([key])
+
     async def run(self) -> None:
         """Lists, then works, until cancelled.
 

@@ -16,6 +16,8 @@ ADVICE = {
     Reason.CLAIM_NOT_FOUND: "create it, or change model.uri; heals by itself",
     Reason.CLAIM_PENDING: "create it, or change model.uri; heals by itself",
     Reason.CLAIM_LOST: "create it, or change model.uri; heals by itself",
+    Reason.NOT_ALLOWED: "remove the field, or have it allowed; a label heals by itself",
+    Reason.SERVICE_ACCOUNT_NOT_FOUND: "create it; heals by itself",
     Reason.SECRET_NOT_FOUND: "create it; heals by itself",
     Reason.CONFIG_MAP_NOT_FOUND: "create it; heals by itself",
     Reason.VOLUMES_OR_NETWORK_NOT_READY: "create the Secret, ConfigMap or claim; else kubectl describe pod. Heals by itself",

@@ -96,6 +96,10 @@ class Connection:
         self.judge.allow(named)  # the apply that follows finds everything in place, and takes over what it owns
         return await self._write(named, lambda: self.cluster.merge(kind, namespace, name, patch, manager=manager))
 
+    async def scale(self, kind: Kind, manifest: Manifest, replicas: int, *, manager: str) -> None:
+        """See ClusterPort. No service of the selftest asks for autoscaling."""
+        await self._write(manifest, lambda: self.cluster.scale(kind, manifest, replicas, manager=manager))
+
     async def update(self, manifest: Manifest) -> Manifest:
         """See ClusterPort. It is how the Lease is written, which is no matter of the judge."""
         return await self._call(lambda: self.cluster.update(manifest))

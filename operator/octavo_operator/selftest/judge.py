@@ -23,7 +23,6 @@ from octavo_operator.api.names import (
     OWNER_LABEL,
     POD,
     REVISION,
-    SERVICE,
     WATCHED,
     Key,
     Kind,

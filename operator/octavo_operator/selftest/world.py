@@ -10,13 +10,18 @@ from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import (
     CHILDREN,
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     INFERENCE_SERVICE,
+    NETWORK_POLICY,
+    OWNER_LABEL,
     SERVICE,
     UPDATE_ANNOTATION,
     Key,
     Kind,
     Manifest,
 )
+from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.scrape import Scraper
 from octavo_operator.core.store import Store
 from octavo_operator.handlers.controller import Controller
 from octavo_operator.handlers.lead import Elector, Fenced
@@ -36,8 +41,29 @@ QUIET_SECONDS = 420.0
 """How long nothing may change until the world is at rest: longer than the longest backoff (375 s) and than the time
 between two complete lists, so that each rest also shows that a list writes nothing."""
 
-RESTLESS_SECONDS = 2400.0
+RESTLESS_SECONDS = 1200.0
 """After this the world is taken never to come to rest."""
+
+
+VANDALISM: dict[Kind, tuple[Callable[[Manifest], object], ...]] = {
+    DEPLOYMENT: (
+        lambda live: live["spec"].update(replicas=7),
+        lambda live: live["spec"].update(paused=True),
+        lambda live: live["spec"]["strategy"].update(rollingUpdate={"maxSurge": 5, "maxUnavailable": 5}),
+        lambda live: live["spec"]["template"]["spec"]["containers"][0].update(image="other"),
+    ),
+    SERVICE: (
+        lambda live: live["spec"]["selector"].update({OWNER_LABEL: "other"}),
+        lambda live: live["spec"]["ports"][0].update(port=4),
+        lambda live: live["spec"]["ports"][0].update(targetPort=9),
+    ),
+    NETWORK_POLICY: (
+        lambda live: live["spec"].update(ingress=[{}]),
+        lambda live: live["spec"]["podSelector"]["matchLabels"].update({OWNER_LABEL: "other"}),
+    ),
+    DISRUPTION_BUDGET: (lambda live: live["spec"].update(maxUnavailable=0),),
+}
+"""What somebody may do to the fields of a child that are ours."""
 
 
 @dataclass(slots=True)
@@ -113,7 +139,10 @@ class World:
         elector = None if alone else Elector(connection, (NAMESPACE, "octavo-operator"), name, clock=clock)
         port = connection if elector is None else Fenced(connection, elector)
         store, metrics = Store(), Metrics()
-        reconciler = Reconciler(port, store, metrics, runtime_image=image, now=now, monotonic=clock)
+        autoscaler = Autoscaler(port, store, Scraper(), metrics, notify=lambda key: controller.look_at(key))  # noqa: PLW0108 it comes later
+        reconciler = Reconciler(
+            port, store, metrics, autoscaler=autoscaler, runtime_image=image, now=now, monotonic=clock
+        )
         turn = None if elector is None else elector.elected
         controller = Controller(connection, store, reconciler.reconcile, metrics, turn=turn)
         watch = Watch(self.cluster, faults, controller.on_event)
@@ -173,39 +202,29 @@ class World:
         asyncio.get_running_loop().call_later(self.random.uniform(0.1, 3.0), self.cluster.collect)
 
     def take_name(self, kind: Kind, name: str, **labels: str) -> Manifest:
-        """Somebody creates a Deployment or Service of their own."""
+        """Somebody creates an object of their own."""
         template = {
             "metadata": {"labels": {"app": "theirs"}},
             "spec": {"containers": [{"name": "c", "image": "theirs"}]},
         }
-        spec: Manifest = {"ports": [{"port": 5, "protocol": "TCP"}]}
-        if kind is DEPLOYMENT:
+        spec: Manifest = {"theirs": True}
+        if kind is SERVICE:
+            spec = {"ports": [{"port": 5, "protocol": "TCP"}]}
+        elif kind is DEPLOYMENT:
             spec = {"replicas": 0, "strategy": {"type": "Recreate"}, "template": template}
         metadata = {"namespace": NAMESPACE, "name": name, "labels": labels}
         return self.cluster.put({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec})
 
     def vandalise(self, key: Key) -> bool:
         """Somebody deletes a child of this object, or changes a field of it that is ours, if there is one."""
-        kind = self.random.choice([DEPLOYMENT, SERVICE])
+        kind = self.random.choice(CHILDREN)
         if self.cluster.peek(kind, key) is None:
             return False
         changes: list[Callable[[Manifest], object]] = [
             lambda live: live["metadata"].update(labels={}),
             lambda live: live["metadata"].pop("ownerReferences", None),
+            *VANDALISM[kind],
         ]
-        if kind is DEPLOYMENT:
-            changes += [
-                lambda live: live["spec"].update(replicas=7),
-                lambda live: live["spec"].update(paused=True),
-                lambda live: live["spec"]["strategy"].update(rollingUpdate={"maxSurge": 5, "maxUnavailable": 5}),
-                lambda live: live["spec"]["template"]["spec"]["containers"][0].update(image="other"),
-            ]
-        else:
-            changes += [
-                lambda live: live["spec"]["selector"].update({"octavo.dev/inferenceservice": "other"}),
-                lambda live: live["spec"]["ports"][0].update(port=4),
-                lambda live: live["spec"]["ports"][0].update(targetPort=9),
-            ]
         choice = self.random.randrange(len(changes) + 1)
         if choice == len(changes):
             self.cluster.delete(kind, key)

@@ -4,7 +4,18 @@ import asyncio
 from functools import partial
 
 from octavo_operator.api.conditions import Reason
-from octavo_operator.api.names import CLAIM, DEPLOYMENT, MANAGED_BY, OPERATOR, OWNER_LABEL, SERVICE, Manifest
+from octavo_operator.api.names import (
+    CLAIM,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    MANAGED_BY,
+    NETWORK_POLICY,
+    OPERATOR,
+    OWNER_LABEL,
+    SERVICE,
+    Manifest,
+    key_of,
+)
 from octavo_operator.errors import Gone, Rejected
 from octavo_operator.selftest.promises.model import AT_ONCE, STARTED, Promise
 from octavo_operator.selftest.world import NAMESPACE, World
@@ -55,29 +66,25 @@ def _add_sidecar(live: Manifest) -> None:
 async def _foreign_object(world: World) -> str:
     world.start_operator()
     theirs = [
-        world.take_name(SERVICE, "model-0"),
-        world.take_name(DEPLOYMENT, "model-1"),
-        world.take_name(SERVICE, "model-2", **{MANAGED_BY: OPERATOR}),
-        world.take_name(DEPLOYMENT, "model-3", **{MANAGED_BY: OPERATOR, OWNER_LABEL: "another"}),
+        (SERVICE, world.take_name(SERVICE, "model-0")),
+        (DEPLOYMENT, world.take_name(DEPLOYMENT, "model-1")),
+        (SERVICE, world.take_name(SERVICE, "model-2", **{MANAGED_BY: OPERATOR})),
+        (DEPLOYMENT, world.take_name(DEPLOYMENT, "model-3", **{MANAGED_BY: OPERATOR, OWNER_LABEL: "another"})),
+        (NETWORK_POLICY, world.take_name(NETWORK_POLICY, "model-4")),
+        (DISRUPTION_BUDGET, world.take_name(DISRUPTION_BUDGET, "model-5")),
     ]
-    keys = world.create_many(6)
+    keys = world.create_many(8)
     await world.rest(within=STARTED)
-    for manifest in theirs:
-        kind = SERVICE if manifest["kind"] == SERVICE.kind else DEPLOYMENT
-        key = NAMESPACE, manifest["metadata"]["name"]
+    for kind, manifest in theirs:
+        key = key_of(manifest)
         found = world.cluster.peek(kind, key)
-        if found is None or any(
-            found[part].get(name) != one
-            for part in ("spec", "metadata")
-            for name, one in manifest[part].items()
-            if name != "resourceVersion"
-        ):
+        if found is None or any(found[part] != manifest[part] for part in ("metadata", "spec")):
             world.judge.fail(f"{kind.kind} {key[1]}, which belongs to someone else, was changed")
         world.cluster.delete(kind, key)
     took = await world.rest(within=40 + STARTED)
     for key in keys:
         world.expect_ready(key, Reason.SERVING)
-    return f"4 of 6 names were taken and left alone; freed, they were used within {took:.1f} s"
+    return f"{len(theirs)} of {len(keys)} objects found a name taken, and left it alone; freed, they were used within {took:.1f} s"
 
 
 async def _foreign_writer(world: World) -> str:
