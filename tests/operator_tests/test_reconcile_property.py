@@ -25,8 +25,6 @@ from octavo_operator.api.names import (
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.desired import desired_children, pod_template, revision
 from octavo_operator.core.plan import is_ours, kind_of
-from octavo_operator.core.pods import told_plan
-from octavo_operator.core.revision import label_of
 from octavo_operator.core.rollout import Step, surge_of
 from octavo_operator.testing import FakeCluster, inference_service
 from tests.operator_tests.test_plan import SPECS, at_once
@@ -228,8 +226,7 @@ def test_reconcile_converges_from_any_observed_state(
     parsed = InferenceService.parse(found.service)
     live = cluster.peek(DEPLOYMENT, KEY)
     step = Step(*surge) if (surge := surge_of(live)) else Step()
-    weights = (told_plan(cluster.all(POD), label_of(found.current)) or {}).get("weightsBytes", 0)
-    for child in desired_children(parsed, found.current, step, weights_bytes=weights):
+    for child in desired_children(parsed, found.current, step):
         kind = kind_of(child)
         present = cluster.peek(kind, KEY)
         assert present is not None
