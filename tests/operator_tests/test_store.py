@@ -41,6 +41,27 @@ def test_upsert_is_news_only_when_newer() -> None:
     assert observed.service["spec"]["version"] == 10
 
 
+def test_observe_gives_a_copy() -> None:
+    store = Store()
+    store.upsert(INFERENCE_SERVICE, thing(1, note="naïve"))
+    first = store.observe(CHAT)
+    assert first is not None
+    assert first.service == thing(1, note="naïve")
+    first.service["spec"]["version"] = 2
+    assert store.observe(CHAT) != first
+
+
+def test_generation_is_that_of_the_newest() -> None:
+    store = Store()
+    assert store.generation(INFERENCE_SERVICE, CHAT) is None
+    manifest = thing(1)
+    store.upsert(INFERENCE_SERVICE, manifest)
+    assert store.generation(INFERENCE_SERVICE, CHAT) is None
+    manifest["metadata"] |= {"resourceVersion": "2", "generation": 7}
+    store.upsert(INFERENCE_SERVICE, manifest)
+    assert store.generation(INFERENCE_SERVICE, CHAT) == 7
+
+
 def test_upsert_keeps_no_managed_fields_and_only_the_needed_part_of_a_pod() -> None:
     store = Store()
     store.upsert(INFERENCE_SERVICE, thing(1))
@@ -54,7 +75,7 @@ def test_upsert_keeps_no_managed_fields_and_only_the_needed_part_of_a_pod() -> N
     assert observed.pods[0].keys() == {"metadata", "status"}
 
 
-def test_upsert_keeps_the_data_of_a_revision_as_text() -> None:
+def test_upsert_gives_a_revision_to_the_owner_in_its_label() -> None:
     store = Store()
     store.upsert(INFERENCE_SERVICE, thing(1))
     manifest = pod(2, "chat-1") | {"data": {"a": [1]}, "revision": 3}
@@ -63,7 +84,7 @@ def test_upsert_keeps_the_data_of_a_revision_as_text() -> None:
     assert observed is not None
     assert observed.pods == ()
     (kept,) = observed.revisions
-    assert (kept["data"], kept["revision"]) == ('{"a": [1]}', 3)
+    assert (kept["data"], kept["revision"]) == ({"a": [1]}, 3)
     assert store.delete(REVISION, manifest | {"metadata": manifest["metadata"] | {"resourceVersion": "4"}}) == {CHAT}
     observed = store.observe(CHAT)
     assert observed is not None

@@ -68,10 +68,10 @@ class _Revision:
     def read(cls, manifest: Manifest) -> Self | None:
         """None for data that are not ours."""
         try:
-            data = json.loads(manifest["data"])
+            data = manifest["data"]
             data["template"]["metadata"]["labels"][TEMPLATE_LABEL]
             return cls(manifest, manifest["revision"], data["spec"], data["template"], data["update"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError):
             return None
 
     @property

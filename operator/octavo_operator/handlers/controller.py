@@ -91,13 +91,13 @@ class Controller:
             manifest: the object.
         """
         self._metrics.watch_events.labels(kind.kind).inc()
-        known = self._store.get(kind, key_of(manifest))
+        known = self._store.generation(kind, key_of(manifest))
         if event_type == "DELETED":
             # A child that is gone is an outage; a whole object that is gone can wait.
             self._add(self._store.delete(kind, manifest), urgent=kind in {DEPLOYMENT, SERVICE})
             return
         owners = self._store.upsert(kind, manifest)
-        edited = kind is INFERENCE_SERVICE and known is not None and _generation(known) != _generation(manifest)
+        edited = kind is INFERENCE_SERVICE and known not in {None, manifest["metadata"]["generation"]}
         self._add(owners, urgent=edited)
         if event_type is None and owners and self.is_ready:
             # kopf listed again, so its watch had lost its place: what vanished meanwhile it does not say.
@@ -196,7 +196,3 @@ class Controller:
         self._metrics.reconciles.labels("failed").inc()
         self._queue.retry(key, time.monotonic(), jitter=random.random())  # noqa: S311 spreads the load
         self._wake.set()
-
-
-def _generation(manifest: Manifest) -> object:
-    return manifest["metadata"].get("generation")
