@@ -135,6 +135,7 @@ class OperatorProcess:
         """Starts it and waits until it is ready."""
         self.port = free_port()
         command = [
+            *("setpriv", "--pdeathsig=KILL"),  # a test run that is killed leaves no operator behind
             *(sys.executable, "-m", "octavo_operator", f"--runtime-image={NO_IMAGE}"),
             *("--host=127.0.0.1", f"--port={self.port}", f"--kubeconfig={self.kubeconfig}", "--log-format=text"),
             *self.arguments,
