@@ -181,7 +181,7 @@ class World:
     Attributes:
         admin: kubectl with all rights.
         folder: for files; it goes with the world.
-        home: namespace of the operator's identity; also the name of its service account and its role.
+        home: namespace of the operator's identity; also the name of its service account, its role and its Lease.
         namespaces: the stories' namespaces.
     """
 
@@ -250,7 +250,8 @@ def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[Worl
         finally:
             admin("delete", "namespace", "--wait=false", "--ignore-not-found", home, *world.namespaces)
             for manifest in rights:
-                admin("delete", manifest["kind"], manifest["metadata"]["name"])
+                if "namespace" not in manifest["metadata"]:
+                    admin("delete", manifest["kind"], manifest["metadata"]["name"])
             if not was_there:
                 # Helm would not adopt a CRD that it did not install.
                 admin("delete", "-f", str(CRD))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,10 +32,6 @@ def helm(cluster: Layout, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("", "image.repository is required, such as registry.example/you/octavo-operator: `make images REGISTRY="),
         ("image.repository=a", "runtimeImage.repository is required, such as registry.example/you/octavo-runtime"),
-        (
-            "image.repository=a,runtimeImage.repository=b,replicas=2",
-            "only one operator until leader election is built; set replicas=1",
-        ),
         ("image.repository=a,runtimeImage.repository=b,watchNamespace=x", "'watchNamespace' not allowed"),
         ("image.repository=a,runtimeImage.repository=b,logLevel=loud", "logLevel"),
     ],
@@ -88,6 +85,26 @@ def test_installed_operator_can_do_nothing_but_its_job(installed: tuple[Kubectl,
         answer = kubectl.run("auth", "can-i", verb, resource, f"--as={account}")
         assert answer.stdout.strip() == "no", f"{verb} {resource}"
     assert kubectl.run("auth", "can-i", "patch", "deployments", f"--as={account}").stdout.strip() == "yes"
+
+
+def test_installed_operators_hand_over(installed: tuple[Kubectl, str]) -> None:
+    """Two pods; when the one that leads is deleted, as by a drain, the other one leads at once."""
+    kubectl, release = installed
+    kubectl("rollout", "status", f"deployment/{release}-operator", "--timeout=60s")
+
+    def holder() -> str:
+        return str(kubectl.get("lease", f"{release}-operator")["spec"]["holderIdentity"]).partition("_")[0]
+
+    leader = eventually(holder)
+    began = time.monotonic()
+    kubectl("delete", "pod", leader, "--wait=false")
+    eventually(lambda: holder() not in {"", leader}, 8)
+    print(f"handover after {time.monotonic() - began:.1f} s")
+    assert kubectl.get("poddisruptionbudget", f"{release}-operator")["status"]["expectedPods"] == 2
+    account = f"system:serviceaccount:{kubectl.namespace}:{release}-operator"
+    for verb in ("list", "delete"):
+        assert kubectl.run("auth", "can-i", verb, "leases", f"--as={account}").stdout.strip() == "no"
+    assert kubectl.run("auth", "can-i", "update", "lease/other", f"--as={account}").stdout.strip() == "no"
 
 
 def test_uninstall_leaves_what_it_served(installed: tuple[Kubectl, str], cluster: Layout) -> None:

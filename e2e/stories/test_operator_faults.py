@@ -236,6 +236,9 @@ def test_role_grants_these_rights_and_no_others(world: World) -> None:
     assert granted == sorted(
         [*children, *revisions, *watched, *told, "inferenceservices/status patch", "persistentvolumeclaims get"]
     )
+    create, use = world.admin.within(world.home).get("role", f"{world.home}-lease")["rules"]
+    assert (create["resources"], create["verbs"]) == (["leases"], ["create"])
+    assert (use["resources"], use["resourceNames"], use["verbs"]) == (["leases"], [world.home], ["get", "update"])
 
 
 def test_start_without_the_crd_ends_with_a_sentence(world: World, proxy: FaultyProxy) -> None:

@@ -3,6 +3,7 @@
 OperatorError
 ├── SettingsError      a flag or an environment variable that cannot be used
 ├── SpecInvalid        an object that passed admission, but not this version of the operator
+├── NotLeading         another operator may lead by now: this one must write nothing any more
 └── ClusterError       what the API server answered
     ├── Unavailable    not reachable, overloaded or starting: try again soon
     ├── Stale          the object changed under us: look again
@@ -10,7 +11,17 @@ OperatorError
     └── Rejected       refused for good: only a change of the object or the cluster helps
 """
 
-__all__ = ["ClusterError", "Gone", "OperatorError", "Rejected", "SettingsError", "SpecInvalid", "Stale", "Unavailable"]
+__all__ = [
+    "ClusterError",
+    "Gone",
+    "NotLeading",
+    "OperatorError",
+    "Rejected",
+    "SettingsError",
+    "SpecInvalid",
+    "Stale",
+    "Unavailable",
+]
 
 
 class OperatorError(Exception):
@@ -23,6 +34,10 @@ class SettingsError(OperatorError):
 
 class SpecInvalid(OperatorError):
     """The object holds a field or a value that this version of the operator does not know."""
+
+
+class NotLeading(OperatorError):
+    """This process does not lead, or not any more; the message says why."""
 
 
 class ClusterError(OperatorError):

@@ -40,3 +40,6 @@ class Metrics:
             "When the last complete list of everything succeeded.",
             registry=self.registry,
         )
+        self.leader = Gauge(
+            "octavo_operator_leader", "Whether this operator leads (1) or stands by (0).", registry=self.registry
+        )

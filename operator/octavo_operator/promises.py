@@ -6,7 +6,18 @@ The unit tests hold FakeCluster to them and the e2e stories a real API server, s
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from octavo_operator.api.names import DEPLOYMENT, EVENT, MANAGED_BY, OPERATOR, REVISION, SERVICE, Kind, Manifest, key_of
+from octavo_operator.api.names import (
+    DEPLOYMENT,
+    EVENT,
+    LEASE,
+    MANAGED_BY,
+    OPERATOR,
+    REVISION,
+    SERVICE,
+    Kind,
+    Manifest,
+    key_of,
+)
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 from octavo_operator.testing import inference_service
@@ -143,17 +154,39 @@ async def _removes_that_very_object(port: ClusterPort, namespace: str) -> None:
     await _raises(Gone, port.remove(REVISION, first))
 
 
+async def _update_replaces_what_it_saw(port: ClusterPort, namespace: str) -> None:
+    def lease(holder: str, **metadata: str) -> Manifest:
+        spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:00:00.000001Z"}
+        names = {"name": "one", "namespace": namespace}
+        return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": names | metadata, "spec": spec}
+
+    first = await port.update(lease("a"))
+    assert first["spec"] == lease("a")["spec"]
+    await _raises(Stale, port.update(lease("b")))
+    second = await port.update(lease("", resourceVersion=first["metadata"]["resourceVersion"]))
+    assert second["spec"]["holderIdentity"] == ""
+    assert second["metadata"]["resourceVersion"] != first["metadata"]["resourceVersion"]
+    assert second["metadata"]["uid"] == first["metadata"]["uid"]
+    await _raises(Stale, port.update(lease("b", resourceVersion=first["metadata"]["resourceVersion"])))
+    assert await port.get(LEASE, namespace, "one") == second
+    await port.remove(LEASE, second)
+    await _raises((Stale, Gone), port.update(second))
+    assert await port.get(LEASE, namespace, "one") is None
+    nowhere = lease("a", namespace=f"{namespace}-nowhere")
+    await _raises(Gone, port.update(nowhere))
+
+
 def _condition(kind: str) -> Manifest:
     moment = "2026-01-01T00:00:00Z"
     return {"type": kind, "status": "True", "reason": "Ok", "message": "ok", "lastTransitionTime": moment}
 
 
-async def _raises(error: type[ClusterError], call: Awaitable[object]) -> None:
+async def _raises(error: type[ClusterError] | tuple[type[ClusterError], ...], call: Awaitable[object]) -> None:
     try:
         await call
     except error:
         return
-    raise AssertionError(f"{error.__name__} was not raised")
+    raise AssertionError(f"{error} was not raised")
 
 
 PROMISES: dict[str, Callable[[ClusterPort, str], Awaitable[None]]] = {
@@ -166,6 +199,7 @@ PROMISES: dict[str, Callable[[ClusterPort, str], Awaitable[None]]] = {
     "removes that very object": _removes_that_very_object,
     "status is apart": _status_is_apart,
     "quantities are rewritten": _quantities_are_rewritten,
+    "update replaces what it saw": _update_replaces_what_it_saw,
     "events are counted": _events_are_counted,
 }
 """By name; each takes a port and the name of an empty namespace, and raises AssertionError."""

@@ -6,18 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from octavo_operator.api.names import Key
 from octavo_operator.errors import SettingsError
 
 __all__ = ["Settings", "parse_settings"]
 
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 the kubelet's probes and Prometheus come from outside the pod
+NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 LEVELS = ("debug", "info", "warning", "error")
 
 DESCRIPTION = """\
 Watches InferenceServices and gives each a Deployment and a Service that serve it.
 
 Needs the CRD inferenceservices.octavo.dev (crds/ in the repository, or the Helm chart) and the rights that the chart
-grants. Run one instance per cluster or per set of namespaces: two over the same objects are not supported yet.
+grants. Several may run over the same objects when each is given the same --lease: one of them works, the others stand
+by and one takes over within 17 seconds. Without --lease it works at once, and must be the only one.
 """
 
 EPILOG = """\
@@ -28,6 +31,7 @@ examples:
   octavo-operator --runtime-image registry.example/octavo-runtime:0.1.0
   octavo-operator --runtime-image … --namespaces team-a,team-b     only these namespaces; Roles there are enough
   octavo-operator --runtime-image … --kubeconfig ~/.kube/config --log-format text     from a workstation
+  octavo-operator … --lease octavo-system/octavo-operator          stand by for the one that the chart installed
 """
 
 
@@ -38,6 +42,7 @@ class Settings:
     Attributes:
         runtime_image: image of the runtime for InferenceServices that name none.
         namespaces: the namespaces to serve; none means all.
+        lease: (namespace, name) of the Lease that must be held to work; None to work at once.
         kubeconfig: path of the credentials; None for the pod's service account, else the usual places.
         host: address of the operator's own HTTP server.
         port: port of the operator's own HTTP server.
@@ -49,6 +54,7 @@ class Settings:
 
     runtime_image: str
     namespaces: tuple[str, ...] = ()
+    lease: Key | None = None
     kubeconfig: str | None = None
     host: str = ANY_ADDRESS
     port: int = 8080
@@ -73,7 +79,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         )
     namespaces = tuple(name.strip() for name in given.namespaces.split(",") if name.strip())
     for name in namespaces:
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
+        if not re.fullmatch(NAMESPACE, name):
             raise SettingsError(f"--namespaces: {name!r} is not a namespace's name; write them as team-a,team-b")
     if given.log_level not in LEVELS:
         raise SettingsError(f"--log-level: {given.log_level!r} is none of {', '.join(LEVELS)}")
@@ -82,6 +88,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     return Settings(
         runtime_image=given.runtime_image,
         namespaces=namespaces,
+        lease=_lease(given.lease),
         kubeconfig=given.kubeconfig or None,
         host=given.host,
         port=_number("--port", given.port, 1, 65535),
@@ -90,6 +97,13 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         log_level=logging.getLevelNamesMapping()[given.log_level.upper()],
         json_logs=given.log_format == "json",
     )
+
+
+def _lease(text: str) -> Key | None:
+    namespace, _, name = text.partition("/")
+    if text and not (re.fullmatch(NAMESPACE, namespace) and re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", name)):
+        raise SettingsError(f"--lease: {text!r} is not NAMESPACE/NAME, such as octavo-system/octavo-operator")
+    return (namespace, name) if text else None
 
 
 def _number(flag: str, text: str, least: int, most: int) -> int:
@@ -114,6 +128,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
     option("--runtime-image", "OCTAVO_RUNTIME_IMAGE", "", "image of the runtime for objects that name none", "IMAGE")
     option("--namespaces", "OCTAVO_NAMESPACES", "", "serve only these namespaces (default: all)", "A,B")
+    option("--lease", "OCTAVO_LEASE", "", "leader election: work only while holding this Lease", "NAMESPACE/NAME")
     option("--kubeconfig", "OCTAVO_KUBECONFIG", "", "credentials (default: the pod's, else $KUBECONFIG)", "PATH")
     option("--host", "OCTAVO_HOST", ANY_ADDRESS, "address of /livez, /readyz and /metrics (default: all)", "ADDRESS")
     option("--port", "OCTAVO_PORT", "8080", "their port (default: 8080)", "PORT")

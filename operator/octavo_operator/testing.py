@@ -16,6 +16,7 @@ from octavo_operator.api.names import (
     DEPLOYMENT,
     EVENT,
     INFERENCE_SERVICE,
+    LEASE,
     MANAGED_BY,
     OPERATOR,
     POD,
@@ -31,7 +32,7 @@ from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 
 __all__ = ["FakeCluster", "inference_service"]
 
-KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, CLAIM, EVENT, REVISION)}
+KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, CLAIM, EVENT, REVISION, LEASE)}
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
     "conditions": ("type",),
@@ -170,6 +171,19 @@ class FakeCluster:
         if (namespace, name) not in self._objects[kind]:
             raise Gone(f'{kind.plural} "{name}" not found')
         return self.edit(kind, (namespace, name), lambda live: _json_merge(live, patch))
+
+    async def update(self, manifest: Manifest) -> Manifest:
+        """See ClusterPort."""
+        kind, key = KINDS[manifest["kind"]], key_of(manifest)
+        self._raise_fault("update", kind)
+        self.writes += 1
+        if key[0] not in self.namespaces:
+            raise Gone(f'namespaces "{key[0]}" not found')
+        live = self._objects[kind].get(key)
+        version = manifest["metadata"].get("resourceVersion")
+        if version != (live and live["metadata"]["resourceVersion"]):
+            raise Stale(f'{kind.plural} "{key[1]}" has been modified; apply your changes to the latest version')
+        return copy.deepcopy(self._store(kind, key, copy.deepcopy(manifest)))
 
     async def record(self, event: Manifest) -> None:
         """See ClusterPort."""

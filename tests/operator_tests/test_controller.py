@@ -38,7 +38,7 @@ async def until(condition: Callable[[], object]) -> None:
 class Operator:
     """A running controller on a FakeCluster; `deaf` loses the events."""
 
-    def __init__(self, cluster: FakeCluster, resync_seconds: float = 300.0) -> None:
+    def __init__(self, cluster: FakeCluster, resync_seconds: float = 300.0, turn: asyncio.Event | None = None) -> None:
         self.cluster = cluster
         self.deaf = False
         self.looks: list[Key] = []
@@ -47,7 +47,7 @@ class Operator:
         self.reconciler = Reconciler(
             cluster, store, self.metrics, runtime_image="image", now=lambda: datetime.now(UTC), monotonic=time.monotonic
         )
-        self.controller = Controller(cluster, store, self.look, self.metrics, resync_seconds=resync_seconds)
+        self.controller = Controller(cluster, store, self.look, self.metrics, resync_seconds=resync_seconds, turn=turn)
         cluster.subscribe(self.hear)
 
     def hear(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
@@ -214,3 +214,18 @@ async def test_run_failed_look_backs_off(cluster: FakeCluster) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+
+
+async def test_run_before_its_turn_learns_and_does_nothing(cluster: FakeCluster) -> None:
+    """What stands by knows everything already when its turn comes."""
+    cluster.put(inference_service("early", **LOCAL))
+    turn = asyncio.Event()
+    operator = Operator(cluster, turn=turn)
+    async with running(operator):
+        await until(lambda: operator.controller.is_ready)
+        cluster.put(inference_service("late", **LOCAL))
+        await asyncio.sleep(0.01)
+        assert cluster.writes == 0
+        assert operator.looks == []
+        turn.set()
+        await until(lambda: len(cluster.all(SERVICE)) == 2)

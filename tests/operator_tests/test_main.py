@@ -103,7 +103,7 @@ async def test_supervise_end_of_the_watches_is_the_end(
     monkeypatch.setattr(run_module, "watch", watch)
     controller, client = IdleController(), SimpleNamespace(connection=None)
     with pytest.raises(OperatorError, match="kopf ended by itself"):
-        await run_module._supervise(controller, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
+        await run_module._supervise(controller, None, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
     assert controller.cancelled
 
 
@@ -122,7 +122,7 @@ async def test_supervise_missing_crd_says_what_to_apply(monkeypatch: pytest.Monk
     monkeypatch.setattr(run_module, "watch", watch)
     client = SimpleNamespace(connection=None)
     with pytest.raises(OperatorError, match="kubectl apply --server-side -f crds/"):
-        await run_module._supervise(Controller(), client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
+        await run_module._supervise(Controller(), None, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
 
 
 def test_import_touches_neither_typed_models_nor_the_runtime() -> None:

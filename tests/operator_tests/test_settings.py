@@ -16,6 +16,7 @@ def test_parse_settings_flags_win_over_the_environment() -> None:
     environment = {
         "OCTAVO_RUNTIME_IMAGE": "other:2",
         "OCTAVO_NAMESPACES": "team-a, team-b",
+        "OCTAVO_LEASE": "octavo-system/octavo-operator",
         "OCTAVO_PORT": "9000",
         "OCTAVO_LOG_LEVEL": "debug",
         "OCTAVO_LOG_FORMAT": "text",
@@ -24,6 +25,7 @@ def test_parse_settings_flags_win_over_the_environment() -> None:
     assert settings == Settings(
         runtime_image="other:2",
         namespaces=("team-a", "team-b"),
+        lease=("octavo-system", "octavo-operator"),
         port=9001,
         log_level=logging.DEBUG,
         json_logs=False,
@@ -38,6 +40,8 @@ def test_parse_settings_flags_win_over_the_environment() -> None:
         ([*IMAGE, "--port", "http"], "--port: 'http'"),
         ([*IMAGE, "--workers", "-1"], "--workers: '-1'"),
         ([*IMAGE, "--namespaces", "Team_A"], "'Team_A' is not a namespace's name"),
+        ([*IMAGE, "--lease", "octavo-operator"], "'octavo-operator' is not NAMESPACE/NAME"),
+        ([*IMAGE, "--lease", "a/b/c"], "'a/b/c' is not NAMESPACE/NAME"),
         ([*IMAGE, "--log-level", "loud"], "'loud' is none of debug, info, warning, error"),
         ([*IMAGE, "--log-format", "xml"], "'xml' is neither json nor text"),
         ([*IMAGE, "--resync-seconds", "1"], "from 5 to 86400"),
@@ -63,6 +67,7 @@ def test_parse_settings_help_names_each_flag_and_its_variable(capsys: pytest.Cap
     for name in (
         "RUNTIME_IMAGE",
         "NAMESPACES",
+        "LEASE",
         "KUBECONFIG",
         "HOST",
         "PORT",

@@ -12,7 +12,7 @@ from octavo_operator.metrics import Metrics
 @pytest.fixture
 async def site(unused_tcp_port: int) -> AsyncIterator[tuple[Any, str]]:
     controller: Any = SimpleNamespace(is_ready=False, stuck_looks=list)
-    runner = await start_server(controller, Metrics(), host="127.0.0.1", port=unused_tcp_port)
+    runner = await start_server(controller, None, Metrics(), host="127.0.0.1", port=unused_tcp_port)
     yield controller, f"http://127.0.0.1:{unused_tcp_port}"
     await runner.cleanup()
 
@@ -27,6 +27,17 @@ async def test_readyz_waits_for_the_first_list(site: tuple[Any, str]) -> None:
     assert (await fetch(f"{url}/readyz"))[0] == 503
     controller.is_ready = True
     assert await fetch(f"{url}/readyz") == (200, "ok\n")
+
+
+async def test_readyz_waits_for_the_lease_to_be_known(unused_tcp_port: int) -> None:
+    controller: Any = SimpleNamespace(is_ready=True)
+    elector: Any = SimpleNamespace(is_ready=False)
+    runner = await start_server(controller, elector, Metrics(), host="127.0.0.1", port=unused_tcp_port)
+    url = f"http://127.0.0.1:{unused_tcp_port}/readyz"
+    assert await fetch(url) == (503, "the Lease could not be read yet; the log says why\n")
+    elector.is_ready = True
+    assert await fetch(url) == (200, "ok\n")
+    await runner.cleanup()
 
 
 async def test_livez_names_what_hangs(site: tuple[Any, str]) -> None:
@@ -49,10 +60,11 @@ async def test_metrics_have_their_documented_names(site: tuple[Any, str]) -> Non
         "octavo_operator_queue_depth",
         "octavo_operator_objects",
         "octavo_operator_last_list_timestamp_seconds",
+        "octavo_operator_leader",
     }
 
 
 async def test_start_server_on_a_taken_port_raises(site: tuple[Any, str]) -> None:
     controller, url = site
     with pytest.raises(OSError, match="address already in use"):
-        await start_server(controller, Metrics(), host="127.0.0.1", port=int(url.rpartition(":")[2]))
+        await start_server(controller, None, Metrics(), host="127.0.0.1", port=int(url.rpartition(":")[2]))

@@ -8,6 +8,7 @@ __all__ = [
     "DEPLOYMENT",
     "EVENT",
     "INFERENCE_SERVICE",
+    "LEASE",
     "MANAGED_BY",
     "MANAGED_SELECTOR",
     "OPERATOR",
@@ -58,6 +59,7 @@ POD = Kind("v1", "Pod", "pods")
 REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENT = Kind("v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 WATCHED = (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, REVISION)
 

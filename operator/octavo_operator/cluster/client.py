@@ -17,6 +17,7 @@ from octavo_operator.api.names import (
     DEPLOYMENT,
     EVENT,
     INFERENCE_SERVICE,
+    LEASE,
     MANAGED_SELECTOR,
     OPERATOR,
     REVISION,
@@ -38,7 +39,7 @@ APPLY = "application/apply-patch+yaml"
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
 
-KINDS_BY_NAME = {kind.kind: kind.plural for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, REVISION)}
+KINDS_BY_NAME = {kind.kind: kind.plural for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, REVISION, LEASE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,15 @@ class KubernetesClient:
         """See ClusterPort."""
         return await self._apply(manifest, manager, "/status")
 
+    async def update(self, manifest: Manifest) -> Manifest:
+        """See ClusterPort."""
+        kind, metadata = _kind_of(manifest), manifest["metadata"]
+        query = [("fieldManager", OPERATOR)]
+        if "resourceVersion" not in metadata:
+            return await self._call("POST", _path(kind, metadata["namespace"]), query=query, body=manifest, media=JSON)
+        path = _path(kind, metadata["namespace"], metadata["name"])
+        return await self._call("PUT", path, query=query, body=manifest, media=JSON)
+
     async def record(self, event: Manifest) -> None:
         """See ClusterPort."""
         namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
@@ -153,8 +163,7 @@ class KubernetesClient:
             await self.merge(EVENT, namespace, name, news, manager=OPERATOR)
 
     async def _apply(self, manifest: Manifest, manager: str, subresource: str) -> Manifest:
-        kind = Kind(manifest["apiVersion"], manifest["kind"], KINDS_BY_NAME[manifest["kind"]])
-        metadata = manifest["metadata"]
+        kind, metadata = _kind_of(manifest), manifest["metadata"]
         path = _path(kind, metadata["namespace"], metadata["name"]) + subresource
         query = [("fieldManager", manager), ("force", "true")]
         return await self._call("PATCH", path, query=query, body=manifest, media=APPLY)
@@ -187,6 +196,10 @@ class KubernetesClient:
         if response.status >= 400 or not isinstance(answer, dict):
             raise _error(what, response.status, answer if isinstance(answer, dict) else {})
         return answer
+
+
+def _kind_of(manifest: Manifest) -> Kind:
+    return Kind(manifest["apiVersion"], manifest["kind"], KINDS_BY_NAME[manifest["kind"]])
 
 
 def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:

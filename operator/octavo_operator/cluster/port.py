@@ -49,6 +49,16 @@ class ClusterPort(Protocol):
             The object as it is now.
         """
 
+    async def update(self, manifest: Manifest) -> Manifest:
+        """Writes an object as a whole, whoever owns its fields: creates it when it bears no resourceVersion.
+
+        Stale is raised when one exists already, or when the resourceVersion is not the present one any more. An object
+        that was deleted meanwhile is Stale or Gone.
+
+        Returns:
+            The object as it is now.
+        """
+
     async def record(self, event: Manifest) -> None:
         """Creates an Event; when one of its name exists, counts that one up and gives it this message and time."""
 

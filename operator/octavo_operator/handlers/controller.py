@@ -43,6 +43,7 @@ class Controller:
         namespaces: the namespaces to list; none means all.
         workers: how many looks run at once.
         resync_seconds: time between complete lists.
+        turn: set when the workers may begin; until then they only learn what there is. None: at once.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Controller:
         namespaces: tuple[str, ...] = (),
         workers: int = 4,
         resync_seconds: float = 300.0,
+        turn: asyncio.Event | None = None,
     ) -> None:
         self._port = port
         self._store = store
@@ -63,6 +65,7 @@ class Controller:
         self._scopes: tuple[str | None, ...] = namespaces or (None,)
         self._workers = workers
         self._resync_seconds = resync_seconds
+        self._turn = turn
         self._queue: WorkQueue[Key] = WorkQueue()
         self._wake = asyncio.Event()
         self._listed = asyncio.Event()
@@ -143,6 +146,8 @@ class Controller:
 
     async def _work(self) -> None:
         await self._listed.wait()
+        if self._turn is not None:
+            await self._turn.wait()
         while True:
             key = self._queue.take(time.monotonic())
             if key is None:

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from octavo_operator.cluster.client import KubernetesClient
 from octavo_operator.core.store import Store
-from octavo_operator.errors import Gone, OperatorError, SettingsError
+from octavo_operator.errors import Gone, NotLeading, OperatorError, SettingsError
 from octavo_operator.handlers.controller import Controller
+from octavo_operator.handlers.lead import Elector, Fenced, new_identity
 from octavo_operator.handlers.watch import watch
 from octavo_operator.handlers.web import start_server
 from octavo_operator.metrics import Metrics
@@ -29,8 +30,10 @@ async def run(settings: Settings) -> None:
     """
     metrics, store = Metrics(), Store()
     client = await KubernetesClient.connect(settings.kubeconfig)
+    elector = Elector(client, settings.lease, new_identity()) if settings.lease is not None else None
+    metrics.leader.set_function(lambda: elector is None or elector.leads)
     reconciler = Reconciler(
-        client,
+        client if elector is None else Fenced(client, elector),
         store,
         metrics,
         runtime_image=settings.runtime_image,
@@ -45,39 +48,49 @@ async def run(settings: Settings) -> None:
         namespaces=settings.namespaces,
         workers=settings.workers,
         resync_seconds=settings.resync_seconds,
+        turn=None if elector is None else elector.elected,
     )
     try:
-        server = await start_server(controller, metrics, host=settings.host, port=settings.port)
+        server = await start_server(controller, elector, metrics, host=settings.host, port=settings.port)
     except OSError as error:
         await client.close()
         raise SettingsError(
             f"cannot listen on {settings.host}:{settings.port}: {error}; choose another --port"
         ) from error
     try:
-        await _supervise(controller, client, settings)
+        await _supervise(controller, elector, client, settings)
     finally:
         await server.cleanup()
         await client.close()
 
 
-async def _supervise(controller: Controller, client: KubernetesClient, settings: Settings) -> None:
-    """Runs controller and watches; the end of one is the end of both."""
-    # When kopf ends it cancels every task that is younger than itself: the workers must be older.
-    working = asyncio.create_task(controller.run(), name="controller")
+async def _supervise(
+    controller: Controller, elector: Elector | None, client: KubernetesClient, settings: Settings
+) -> None:
+    """Runs election, controller and watches; the end of one is the end of all."""
+    # When kopf ends it cancels every task that is younger than itself: the others must be older.
+    parts = [asyncio.create_task(controller.run(), name="controller")]
+    if elector is not None:
+        parts.append(asyncio.create_task(elector.run(), name="election"))
     started = asyncio.Event()
-    watching = asyncio.create_task(
-        watch(controller.on_event, client.connection, namespaces=settings.namespaces, ready=started), name="kopf"
+    parts.append(
+        asyncio.create_task(
+            watch(controller.on_event, client.connection, namespaces=settings.namespaces, ready=started), name="kopf"
+        )
     )
     stopped = asyncio.create_task(_stop_signal(started), name="signals")
-    tasks = {working, watching, stopped}
+    tasks = {*parts, stopped}
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks - done:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    if elector is not None:
+        # The workers have stopped, whatever it was that ended.
+        await elector.release()
     if stopped in done:
         logger.info("stopped")
         return
-    raise _reason(working if working in done else watching)
+    raise _reason(next(part for part in parts if part in done))
 
 
 async def _stop_signal(started: asyncio.Event) -> None:
@@ -96,6 +109,8 @@ def _reason(task: asyncio.Task[None]) -> OperatorError:
     error = None if task.cancelled() else task.exception()
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, NotLeading):
+        return error
     if isinstance(error, Gone):
         return OperatorError(
             "the CRD inferenceservices.octavo.dev is not installed: kubectl apply --server-side -f crds/, or install "

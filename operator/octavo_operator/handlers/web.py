@@ -1,19 +1,22 @@
 """The operator's own HTTP server: /livez, /readyz, /metrics.
 
 /livez fails when a look hangs; an API server that is away is no reason to restart. /readyz waits for the first
-complete list.
+complete list, and for the first look at the Lease: an operator that stands by is ready when it could take over.
 """
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from octavo_operator.handlers.controller import Controller
+from octavo_operator.handlers.lead import Elector
 from octavo_operator.metrics import Metrics
 
 __all__ = ["start_server"]
 
 
-async def start_server(controller: Controller, metrics: Metrics, *, host: str, port: int) -> web.AppRunner:
+async def start_server(
+    controller: Controller, elector: Elector | None, metrics: Metrics, *, host: str, port: int
+) -> web.AppRunner:
     """Starts to listen; `cleanup()` of the result ends it.
 
     Raises:
@@ -30,6 +33,8 @@ async def start_server(controller: Controller, metrics: Metrics, *, host: str, p
     async def readyz(_: web.Request) -> web.Response:
         if not controller.is_ready:
             return web.Response(status=503, text="the first complete list is not in yet\n")
+        if elector is not None and not elector.is_ready:
+            return web.Response(status=503, text="the Lease could not be read yet; the log says why\n")
         return web.Response(text="ok\n")
 
     async def exposition(_: web.Request) -> web.Response:
