@@ -72,14 +72,14 @@ async def _missing_is_none(port: ClusterPort, namespace: str) -> None:
 
 async def _lists_what_is_labelled(port: ClusterPort, namespace: str) -> None:
     answer = await port.apply(_service(namespace), manager="one")
-    listing = await port.list_all(SERVICE, namespace)
+    listing = await port.list_page(SERVICE, namespace)
     assert [key_of(one) for one in listing.items] == [(namespace, "one")]
     assert "kind" not in listing.items[0]
     assert listing.version >= int(answer["metadata"]["resourceVersion"])
     hidden = _service(namespace)
     hidden["metadata"]["labels"] = {}
     await port.apply(hidden, manager="one")
-    assert (await port.list_all(SERVICE, namespace)).items == ()
+    assert (await port.list_page(SERVICE, namespace)).items == ()
 
 
 async def _renumbered_port_needs_merge(port: ClusterPort, namespace: str) -> None:

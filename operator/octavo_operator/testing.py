@@ -27,12 +27,15 @@ from octavo_operator.api.names import (
     Manifest,
     key_of,
 )
-from octavo_operator.cluster.port import Listing
+from octavo_operator.cluster.port import Page
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 
 __all__ = ["FakeCluster", "inference_service"]
 
 KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, CLAIM, EVENT, REVISION, LEASE)}
+
+PAGE = 2
+"""Objects per page of a list: so few that tests meet a second page."""
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
     "conditions": ("type",),
@@ -79,6 +82,8 @@ class FakeCluster:
         self._applied: defaultdict[tuple[Kind, Key], dict[str, Manifest]] = defaultdict(dict)
         self._version = 0
         self._uids = itertools.count(1)
+        self._tokens = itertools.count(1)
+        self._pages: dict[str, Page] = {}
         self._faults: list[tuple[str, Kind, ClusterError]] = []
         self._sinks: list[Callable[[Kind, str, Manifest], None]] = []
 
@@ -122,16 +127,28 @@ class FakeCluster:
         """Every object of a kind."""
         return list(copy.deepcopy(list(self._objects[kind].values())))
 
-    async def list_all(self, kind: Kind, namespace: str | None) -> Listing:
+    async def list_page(self, kind: Kind, namespace: str | None, token: str = "") -> Page:
         """See ClusterPort."""
-        self._raise_fault("list_all", kind)
+        self._raise_fault("list_page", kind)
+        if token:
+            return self._pages.pop(token)
         items = [
             # The items of a list bear no kind.
             {name: copy.deepcopy(value) for name, value in one.items() if name not in {"apiVersion", "kind"}}
             for key, one in self._objects[kind].items()
             if namespace in {None, key[0]} and (kind == INFERENCE_SERVICE or _is_managed(one))
         ]
-        return Listing(tuple(items), self._version)
+        return self._paged(items, self._version)
+
+    def _paged(self, items: list[Manifest], version: int) -> Page:
+        """The first page; the others wait, as of now, for whoever asks for them."""
+        page = Page((), version)
+        for start in reversed(range(0, len(items), PAGE)):
+            token = str(next(self._tokens)) if page.items else ""
+            if token:
+                self._pages[token] = page
+            page = Page(tuple(items[start : start + PAGE]), version, token)
+        return page
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """See ClusterPort."""

@@ -86,11 +86,21 @@ async def test_run_serves_what_was_there_and_what_comes(cluster: FakeCluster) ->
         await until(lambda: len(cluster.all(SERVICE)) == 2)
 
 
+async def test_run_takes_in_every_page_of_a_list(cluster: FakeCluster) -> None:
+    names = [f"chat-{number}" for number in range(5)]
+    for name in names:
+        cluster.put(inference_service(name, **LOCAL))
+    operator = Operator(cluster)
+    operator.deaf = True
+    async with running(operator):
+        await until(lambda: len(cluster.all(SERVICE)) == len(names))
+
+
 async def test_run_does_not_look_before_it_has_seen_everything(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_module, "LIST_RETRY_SECONDS", 0.05)
-    cluster.fail_on("list_all", POD, Unavailable("starting"), Unavailable("starting"))
+    cluster.fail_on("list_page", POD, Unavailable("starting"), Unavailable("starting"))
     operator = Operator(cluster)
     async with running(operator):
         cluster.put(inference_service(**LOCAL))
@@ -102,7 +112,7 @@ async def test_run_does_not_look_before_it_has_seen_everything(
 
 
 async def test_run_without_the_crd_raises(cluster: FakeCluster) -> None:
-    cluster.fail_on("list_all", INFERENCE_SERVICE, Gone("the server could not find the requested resource"))
+    cluster.fail_on("list_page", INFERENCE_SERVICE, Gone("the server could not find the requested resource"))
     with pytest.raises(ExceptionGroup) as caught:
         await Operator(cluster).controller.run()
     assert caught.group_contains(Gone)

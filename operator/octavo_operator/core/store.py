@@ -4,8 +4,8 @@ Three sources write here: watch events, the operator's own lists, and the answer
 what it wrote). They may arrive in any order; the resourceVersion decides which is newer. A deletion leaves a
 tombstone until the next list, so that a late answer does not bring the object back.
 
-A watch that lost its place (410 Gone) never reports what vanished meanwhile. `replace` drops whatever a complete list
-does not hold.
+A watch that lost its place (410 Gone) never reports what vanished meanwhile. `prune` drops whatever a complete list does
+not hold.
 
 Objects are kept as JSON text, a quarter of what their parsed form takes, and parsed for each look: of thousands only a
 few are looked at in any second.
@@ -13,7 +13,7 @@ few are looked at in any second.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from octavo_operator.api.names import (
@@ -96,23 +96,19 @@ class Store:
             return set()
         return self._drop(kind, key)
 
-    def replace(self, kind: Kind, namespace: str | None, manifests: Iterable[Manifest], version: int) -> set[Key]:
-        """Makes the store equal to a complete list.
+    def prune(self, kind: Kind, namespace: str | None, listed: AbstractSet[Key], version: int) -> set[Key]:
+        """Forgets what a complete list does not hold.
 
         Args:
             kind: the kind that was listed.
             namespace: the namespace that was listed; None for all.
-            manifests: the list's items.
+            listed: the list's items, which have been taken in.
             version: the list's resourceVersion; objects that are newer stay.
 
         Returns:
             The InferenceServices to look at.
         """
         owners: set[Key] = set()
-        listed = set()
-        for manifest in manifests:
-            listed.add(key_of(manifest))
-            owners |= self.upsert(kind, manifest)
         for key, known in list(self._objects[kind].items()):
             if key not in listed and namespace in {None, key[0]} and known.version <= version:
                 owners |= self._drop(kind, key)

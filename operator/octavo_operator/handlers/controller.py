@@ -127,8 +127,7 @@ class Controller:
             try:
                 for scope in self._scopes:
                     for kind in WATCHED:
-                        listing = await self._port.list_all(kind, scope)
-                        self._add(self._store.replace(kind, scope, listing.items, listing.version))
+                        await self._list(kind, scope)
             except Gone:
                 raise
             except ClusterError as error:
@@ -143,6 +142,20 @@ class Controller:
                 async with asyncio.timeout(self._resync_seconds):
                     await self._relist.wait()
             self._relist.clear()
+
+    async def _list(self, kind: Kind, scope: str | None) -> None:
+        """Makes the store equal to a complete list."""
+        listed: set[Key] = set()
+        token = ""
+        while True:
+            page = await self._port.list_page(kind, scope, token)
+            for manifest in page.items:
+                listed.add(key_of(manifest))
+                self._add(self._store.upsert(kind, manifest))
+            token = page.more
+            if not token:
+                self._add(self._store.prune(kind, scope, listed, page.version))
+                return
 
     async def _work(self) -> None:
         await self._listed.wait()
