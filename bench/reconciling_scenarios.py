@@ -17,6 +17,7 @@ from bench.reconciling_world import (
     NAMESPACE,
     SERVICES,
     Api,
+    ApiError,
     Arrivals,
     Manifest,
     Process,
@@ -141,6 +142,7 @@ async def new_field(layout: Layout) -> AsyncIterator[Field]:
             nodes = [_object("v1", "Node", f"fake-{number}") for number in range(FAKE_NODES)]
             await create(api, "/api/v1/nodes", nodes)
             await _claim(api)
+            await _served(api)
             # As the chart runs it.
             yield Field(api, world, world.operator(f"--lease={world.home}/{world.home}"))
 
@@ -148,6 +150,16 @@ async def new_field(layout: Layout) -> AsyncIterator[Field]:
 def _object(version: str, kind: str, name: str, namespace: str | None = None, **fields: Any) -> Manifest:
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
+
+
+async def _served(api: Api) -> None:
+    """A kind that was defined a moment ago is answered 429 at first."""
+    for _ in range(100):
+        with suppress(ApiError):
+            await api.call("GET", SERVICES)
+            return
+        await asyncio.sleep(0.1)
+    raise TimeoutError("the API server did not serve InferenceServices within 10 s")
 
 
 async def _claim(api: Api) -> None:

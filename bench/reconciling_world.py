@@ -109,6 +109,8 @@ class Api:
             query = "&watch=true" if "?" in path else "?watch=true"
             # An object of the API has no upper length, so lines are put together here.
             async with self._session.get(self._url + path + query) as response:
+                if response.status != 200:
+                    raise ApiError(f"watch {path}: {response.status} {(await response.text())[:300]}")
                 rest = b""
                 async for chunk in response.content.iter_any():
                     now = time.monotonic()
