@@ -44,7 +44,7 @@ FAKE_NODES = 20
 LOST_SECONDS = 30.0
 """When an edit that no child shows counts as lost."""
 
-QUIET_SECONDS = 12.0
+QUIET_SECONDS = 8.0
 RESYNC_SECONDS = 300.0
 
 
