@@ -38,6 +38,24 @@ NO_IMAGE = "NOT-AN-IMAGE"
 """Pods of this image stay, stay unready, and say the same thing for ever."""
 
 
+PROGRAM = """#!/usr/bin/env python3
+import http.server, signal, sys
+if sys.argv[1] == "plan":
+    sys.exit(0)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer(("", 8000), Handler).serve_forever()
+"""
+
+STUB = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "stub"}, "data": {"octavo": PROGRAM}}
+"""What serves in the place of `octavo` in the pods of `stubbed`; it must be in their namespace."""
+
+
 def eventually(read: Callable[[], T], seconds: float = 10.0, *, every: float = 0.05) -> T:
     """Reads until something true comes; a failing read counts as nothing.
 
@@ -114,6 +132,36 @@ def condition(service: Manifest, kind: str = "Ready") -> Manifest:
     assert status.get("observedGeneration") == service["metadata"]["generation"]
     found: Manifest = next(one for one in status["conditions"] if one["type"] == kind)
     return found
+
+
+def stubbed(image: str, gpus: int = 1, **spec: Any) -> Manifest:
+    """An InferenceService whose pods become ready.
+
+    Args:
+        image: an image with a Python.
+        gpus: the GPUs of each pod.
+        spec: more of its spec.
+    """
+    runtime = {
+        "image": image,
+        "env": [{"name": "PATH", "value": "/stub:/usr/local/bin:/usr/bin:/bin"}],
+        "volumeMounts": [{"name": "stub", "mountPath": "/stub"}],
+        **spec.pop("runtime", {}),
+    }
+    volume = {"name": "stub", "configMap": {"name": "stub", "defaultMode": 0o755}}
+    return {
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "chat"},
+        "spec": {
+            "model": {"uri": "file:///model"},
+            "runtime": runtime,
+            "resources": {"requests": {"cpu": "10m"}, "limits": {"nvidia.com/gpu": gpus} if gpus else {}},
+            "rollout": {"drainSeconds": 0},
+            "podTemplate": {"spec": {"volumes": [volume]}},
+            **spec,
+        },
+    }
 
 
 @dataclass(slots=True)

@@ -9,6 +9,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Property tests have no deadline for an example: the machine may be busy with other things.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # Workers share the processors: more threads than processors make every parallel region wait for its slowest. Only
 # workers have this variable; what their parent would set, they would inherit.

@@ -102,7 +102,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"resources": {"limits": {"cpu": 1}, "requests": {"cpu": "1500m"}}}, "a request is larger than the limit"),
     ({"replicas": -1}, "greater than or equal to 0"),
     ({"autoscaling": {"minReplicas": 1}}, "autoscaling is not built yet; leave it out and use kubectl scale"),
-    ({"suspend": True}, "suspend is not built yet; leave it out and set replicas: 0"),
     ({"rollout": {"type": "Canary"}}, 'supported values: "Auto", "RollingUpdate", "Recreate"'),
     ({"rollout": {"maxSurge": 2}}, "belong to type: RollingUpdate"),
     ({"rollout": {"type": "Auto", "maxUnavailable": 1}}, "belong to type: RollingUpdate"),
@@ -132,6 +131,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 TAKEN: list[dict[str, Any]] = [
     {},
+    {"suspend": True, "replicas": 3},
     model("pvc://models"),
     model("pvc://a.b-c/x/Y_z-1.2@3/"),
     model("file:///opt/model", servedName="org/Model-1.5B:latest"),

@@ -77,7 +77,8 @@ def test_apply_makes_children_and_status(kubectl: Kubectl) -> None:
     deployment = eventually(lambda: kubectl.get("deployment", "chat"), REPAIR_SECONDS)
     found = eventually(lambda: condition(kubectl.get("isvc", "chat")) and kubectl.get("isvc", "chat"))
     uid = found["metadata"]["uid"]
-    for child in (deployment, kubectl.get("service", "chat")):
+    others = [kubectl.get(kind, "chat") for kind in ("service", "networkpolicy", "poddisruptionbudget")]
+    for child in (deployment, *others):
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == (uid, True)
     assert deployment["spec"]["replicas"] == 2
@@ -119,6 +120,10 @@ EDITS: dict[str, tuple[str, Any, str]] = {
     "type": ("service", {"spec": {"type": "NodePort"}}, "merge"),
     "labels": ("service", {"metadata": {"labels": None}}, "merge"),
     "owner": ("deployment", {"metadata": {"ownerReferences": None}}, "merge"),
+    "policy opened": ("networkpolicy", {"spec": {"ingress": [{}]}}, "merge"),
+    "policy of other pods": ("networkpolicy", {"spec": {"podSelector": {"matchLabels": {"a": "b"}}}}, "merge"),
+    "budget of none": ("poddisruptionbudget", {"spec": {"maxUnavailable": 0}}, "merge"),
+    "budget of the healthy": ("poddisruptionbudget", {"spec": {"unhealthyPodEvictionPolicy": None}}, "merge"),
 }
 
 
@@ -150,7 +155,7 @@ def test_child_edited_is_repaired(edited: Kubectl, what: str) -> None:
     eventually(lambda: essence(edited.get(kind, "chat")) == before, REPAIR_SECONDS)
 
 
-@pytest.mark.parametrize("kind", ["deployment", "service"])
+@pytest.mark.parametrize("kind", ["deployment", "service", "networkpolicy", "poddisruptionbudget"])
 def test_child_deleted_returns(edited: Kubectl, kind: str) -> None:
     before = edited.get(kind, "chat")["metadata"]["uid"]
     edited("delete", kind, "chat", "--wait=false")
@@ -195,7 +200,8 @@ def test_delete_leaves_nothing(kubectl: Kubectl) -> None:
     created(kubectl)
     eventually(lambda: kubectl.get("pods"))
     kubectl("delete", "isvc", "chat", "--timeout=10s")
-    kinds = "deployments,replicasets,controllerrevisions,pods,services,inferenceservices.octavo.dev"
+    owned = "deployments,replicasets,controllerrevisions,pods,services,networkpolicies,poddisruptionbudgets"
+    kinds = f"{owned},inferenceservices.octavo.dev"
     eventually(lambda: kubectl.get(kinds) == [], 60)
 
 
@@ -277,6 +283,27 @@ def test_scale_and_a_later_apply_without_replicas(kubectl: Kubectl) -> None:
     assert kubectl.get("deployment", "chat")["spec"]["replicas"] == 3
     kubectl("scale", "isvc/chat", "--replicas=0")
     eventually(lambda: reason(kubectl) == "Stopped")
+
+
+def test_suspend_stops_the_pods_and_resume_brings_as_many_back(kubectl: Kubectl) -> None:
+    created(kubectl, replicas=2)
+    eventually(lambda: len(kubectl.get("pods")) == 2)
+    before = kubectl.get("deployment", "chat")
+    kubectl.patch("isvc/chat", {"spec": {"suspend": True}})
+    eventually(lambda: reason(kubectl) == "Suspended")
+    eventually(lambda: not kubectl.get("pods"), 30)
+    eventually(lambda: reason(kubectl, "Progressing") == "Complete")
+    assert kubectl("get", "isvc", "chat", "--no-headers").split()[1:5] == ["False", "Suspended", "0", "2"]
+    found = kubectl.get("isvc", "chat")
+    assert (found["status"]["replicas"], found["status"]["selector"]) == (0, "octavo.dev/inferenceservice=chat")
+    kubectl("scale", "isvc/chat", "--replicas=3")
+    settled(kubectl)
+    assert kubectl.get("deployment", "chat")["spec"]["replicas"] == 0
+    kubectl.patch("isvc/chat", {"spec": {"suspend": False}})
+    eventually(lambda: len(kubectl.get("pods")) == 3)
+    after = kubectl.get("deployment", "chat")
+    assert after["spec"]["template"] == before["spec"]["template"]
+    assert after["spec"]["strategy"] == before["spec"]["strategy"]
 
 
 def test_horizontal_pod_autoscaler_can_use_scale(kubectl: Kubectl) -> None:
@@ -367,7 +394,7 @@ def test_quiet_cluster_sees_no_writes(kubectl: Kubectl, operator: OperatorProces
     limits = {"cpu": "1000m", "memory": "1024Mi"}
     resources = {"limits": limits, "requests": {"cpu": "0.010", "memory": "0.5Gi"}}
     created(kubectl, resources=resources)
-    kinds = "deployments,services,inferenceservices.octavo.dev"
+    kinds = "deployments,services,networkpolicies,poddisruptionbudgets,inferenceservices.octavo.dev"
 
     def versions() -> list[str]:
         return [one["metadata"]["resourceVersion"] for one in kubectl.get(kinds)]

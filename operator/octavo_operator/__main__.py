@@ -22,6 +22,10 @@ def main() -> None:
     """The entry point."""
     # As process 1 of a container it would not hear SIGTERM without a handler: until it has started, it just ends.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if sys.argv[1:2] == ["selftest"]:
+        from octavo_operator.selftest.program import main as selftest
+
+        sys.exit(selftest(sys.argv[2:]))
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
     except SettingsError as error:

@@ -3,6 +3,7 @@
 The unit tests hold FakeCluster to them and the e2e stories a real API server, so that the fake cannot drift away.
 """
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -176,6 +177,16 @@ async def _update_replaces_what_it_saw(port: ClusterPort, namespace: str) -> Non
     await _raises(Gone, port.update(nowhere))
 
 
+async def _revision_is_annotated_anew(port: ClusterPort, namespace: str) -> None:
+    manifest = _child(REVISION, namespace) | {"data": {"record": "decisions"}}
+    del manifest["spec"]
+    for number in (1, 2):
+        manifest["metadata"]["annotations"] = {"a/decisions": json.dumps([{"number": number}])}
+        answer = await port.apply(manifest | {"revision": number}, manager="one")
+        assert answer["metadata"]["annotations"] == manifest["metadata"]["annotations"]
+        assert (answer["data"], answer["revision"]) == (manifest["data"], number)
+
+
 def _condition(kind: str) -> Manifest:
     moment = "2026-01-01T00:00:00Z"
     return {"type": kind, "status": "True", "reason": "Ok", "message": "ok", "lastTransitionTime": moment}
@@ -197,6 +208,7 @@ PROMISES: dict[str, Callable[[ClusterPort, str], Awaitable[None]]] = {
     "lists what is labelled": _lists_what_is_labelled,
     "renumbered port needs merge": _renumbered_port_needs_merge,
     "removes that very object": _removes_that_very_object,
+    "revision is annotated anew": _revision_is_annotated_anew,
     "status is apart": _status_is_apart,
     "quantities are rewritten": _quantities_are_rewritten,
     "update replaces what it saw": _update_replaces_what_it_saw,

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,7 +18,7 @@ from octavo_operator.api.names import (
     REVISION,
     SERVICE,
     STATUS_MANAGER,
-    TEMPLATE_LABEL,
+    UPDATE_ANNOTATION,
     Key,
     Kind,
     Manifest,
@@ -26,13 +26,14 @@ from octavo_operator.api.names import (
 from octavo_operator.api.service import InferenceService
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.containers import Cause
+from octavo_operator.core.decisions import Decision, deployment_decisions, record, repair, unpinned
 from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.digest import digest
 from octavo_operator.core.events import ready_event
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
-from octavo_operator.core.revision import Pinned, pin
-from octavo_operator.core.rollout import Stall, Step, next_step, replicas_of, surge_of
+from octavo_operator.core.revision import Pinned, label_of, pin
+from octavo_operator.core.rollout import Replica, Stall, Step, next_step, replicas_of, surge_of
 from octavo_operator.core.setup import seconds_until_overdue
 from octavo_operator.core.status import desired_status, invalid_status, is_written, refuses_pods
 from octavo_operator.core.store import Store
@@ -78,6 +79,8 @@ class _Memory:
     claim: tuple[str, ClaimPhase, float] | None = None
     waiting_since: float | None = None
     stall: Stall | None = None
+    decisions: list[tuple[datetime, Decision]] = field(default_factory=list)
+    """Those that are carried out and not on record yet."""
 
 
 class Reconciler:
@@ -123,50 +126,53 @@ class Reconciler:
         try:
             service = InferenceService.parse(observed.service)
         except SpecInvalid as error:
-            await self._write_status(observed, invalid_status(observed.service, str(error), self._now()))
-            return Outcome()
+            status = invalid_status(observed.service, str(error), self._now())
+            return Outcome(look_again_after=await self._write_status(observed, status))
         claim = await self._claim_phase(service, memory)
         pinned = pin(service, observed, self._render)
-        step = self._step(service, pinned.template, observed, memory)
+        pods = replicas_of(observed.pods, label_of(pinned.template), self._now())
+        step = self._step(service, pods, observed, memory)
         desired = desired_children(service, pinned.template, step)
-        problems = await self._pin(pinned)
-        problems += await self._apply(desired, observed, memory)
+        decisions = deployment_decisions(service, observed, pinned, step, pods)
+        problems = await self._pin(pinned, memory)
+        problems += await self._apply(desired, observed, memory, {DEPLOYMENT: decisions})
         present = self._store.observe(key)
         if present is None or present.service["metadata"]["uid"] != service.uid:
             return Outcome()
         status = desired_status(
             service, present, desired=desired, problems=problems, pending=pinned.pending, claim=claim, now=self._now()
         )
-        await self._write_status(present, status)
+        edited = await self._write_status(present, status)
+        await self._record(service, present, memory)
         is_taken = any(problem.reason is Reason.NAME_TAKEN for problem in problems)
         dues = (
             self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
             seconds_until_overdue(present.pods, self._now()),
             step.look_again_after,
+            edited,
         )
         return Outcome(
             failed=any(problem.reason is not Reason.NAME_TAKEN for problem in problems),
             look_again_after=min((due for due in dues if due is not None), default=None),
         )
 
-    def _step(self, service: InferenceService, template: Manifest, observed: Observed, memory: _Memory) -> Step:
+    def _step(self, service: InferenceService, pods: Sequence[Replica], observed: Observed, memory: _Memory) -> Step:
         """Where a rollout of type Auto is."""
         if service.spec.rollout.type != "Auto":
             return Step()
-        now = self._now()
         deployment = observed.children.get(DEPLOYMENT)
         step = next_step(
-            service.spec.replicas,
-            replicas_of(observed.pods, template["metadata"]["labels"][TEMPLATE_LABEL], now),
+            service.wanted,
+            pods,
             refused=refuses_pods(deployment) is not None,
             current=surge_of(deployment),
             stall=memory.stall,
-            now=now.timestamp(),
+            now=self._now().timestamp(),
         )
         memory.stall = step.stall
         return step
 
-    async def _pin(self, pinned: Pinned) -> list[Cause]:
+    async def _pin(self, pinned: Pinned, memory: _Memory) -> list[Cause]:
         """Creates the revision of the template that is applied next, and deletes those that nobody needs any more."""
         if pinned.create is not None:
             name = pinned.create["metadata"]["name"]
@@ -182,10 +188,38 @@ class Reconciler:
             with suppress(Gone):
                 await self._port.remove(REVISION, manifest)
             self._metrics.writes.labels(REVISION.kind).inc()
+            memory.decisions.append((self._now(), unpinned(manifest)))
         return []
 
-    async def _apply(self, desired: tuple[Manifest, ...], observed: Observed, memory: _Memory) -> list[Cause]:
-        """Carries out the plan; one child's refusal does not keep the others back."""
+    async def _record(self, service: InferenceService, observed: Observed, memory: _Memory) -> None:
+        """Writes down what was decided, as far as it can be written: nothing depends on it."""
+        if not memory.decisions:
+            return
+        manifest = record(service, observed.revisions, memory.decisions)
+        if manifest is not None:
+            try:
+                self._store.upsert(REVISION, await self._port.apply(manifest, manager=OPERATOR))
+            except Rejected as error:
+                logger.warning("no record of decisions about %s/%s: %s", service.namespace, service.name, error)
+            else:
+                self._metrics.writes.labels(REVISION.kind).inc()
+        memory.decisions.clear()
+
+    async def _apply(
+        self,
+        desired: tuple[Manifest, ...],
+        observed: Observed,
+        memory: _Memory,
+        decisions: Mapping[Kind, Sequence[Decision]],
+    ) -> list[Cause]:
+        """Carries out the plan; one child's refusal does not keep the others back.
+
+        Args:
+            desired: the children.
+            observed: what exists.
+            memory: gets what is carried out.
+            decisions: those that writing a child of this kind carries out.
+        """
         todo = plan(desired, observed, memory.applied)
         problems = [_taken(manifest) for manifest in todo.taken]
         for manifest in todo.create + todo.apply:
@@ -193,7 +227,8 @@ class Reconciler:
             metadata = manifest["metadata"]
             before = memory.applied.get(kind)
             repeats = before is not None and before.sent == digest(manifest)
-            if repeats and self._is_contested(memory, kind):
+            repairs = memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE))
+            if repeats and len(repairs) == REPAIRS_PER_MINUTE and self._monotonic() - repairs[0] < 60:
                 problems.append(_contested(manifest))
                 continue
             try:
@@ -211,16 +246,13 @@ class Reconciler:
             logger.info("applied %s %s/%s", kind.kind, metadata["namespace"], metadata["name"])
             self._store.upsert(kind, answer)
             memory.applied[kind] = remember(manifest, answer)
+            if repeats:
+                # Only what was done counts: attempts while the API server is away are nobody's contest.
+                repairs.append(self._monotonic())
+            repaired = repair(manifest, observed, answer, repeats=repeats)
+            made = () if repeats else decisions.get(kind, ())
+            memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
         return problems
-
-    def _is_contested(self, memory: _Memory, kind: Kind) -> bool:
-        """Whether a repair of this child would be one too many; counts it if not."""
-        now = self._monotonic()
-        repairs = memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE))
-        if len(repairs) == REPAIRS_PER_MINUTE and now - repairs[0] < 60:
-            return True
-        repairs.append(now)
-        return False
 
     async def _write(self, manifest: Manifest, present: Manifest | None) -> Manifest:
         metadata = manifest["metadata"]
@@ -264,9 +296,14 @@ class Reconciler:
         first, most = POLL_SECONDS
         return min(most, first + (now - memory.waiting_since) / 10)
 
-    async def _write_status(self, observed: Observed, status: Manifest) -> None:
+    async def _write_status(self, observed: Observed, status: Manifest) -> float | None:
+        """Writes a status that differs.
+
+        Returns:
+            When to look again: at once when the answer brought an edit, since its event will be no news any more.
+        """
         if is_written(status, observed.service):
-            return
+            return None
         metadata = observed.service["metadata"]
         manifest = {
             "apiVersion": INFERENCE_SERVICE.api_version,
@@ -281,6 +318,7 @@ class Reconciler:
         event = ready_event(observed.service, status, self._now())
         if event is not None:
             await self._announce(event)
+        return None if _wish(answer) == _wish(observed.service) else 0.0
 
     async def _announce(self, event: Manifest) -> None:
         """Writes an Event, as far as it can be written: it is told for people, and nothing depends on it."""
@@ -290,6 +328,12 @@ class Reconciler:
             logger.warning("no event %s of %s: %s", event["reason"], event["involvedObject"]["name"], error)
             return
         self._metrics.writes.labels(EVENT.kind).inc()
+
+
+def _wish(service: Manifest) -> tuple[object, object]:
+    """What a user can change that decides what is done."""
+    metadata = service["metadata"]
+    return metadata["generation"], metadata.get("annotations", {}).get(UPDATE_ANNOTATION)
 
 
 def _taken(manifest: Manifest) -> Cause:

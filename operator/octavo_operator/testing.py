@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from octavo_operator.api.names import (
+    CHILDREN,
     CLAIM,
     DEPLOYMENT,
     EVENT,
@@ -32,7 +33,7 @@ from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 
 __all__ = ["FakeCluster", "inference_service"]
 
-KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, CLAIM, EVENT, REVISION, LEASE)}
+KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, *CHILDREN, POD, CLAIM, EVENT, REVISION, LEASE)}
 
 PAGE = 2
 """Objects per page of a list: so few that tests meet a second page."""
@@ -70,26 +71,42 @@ def inference_service(name: str = "chat", namespace: str = "default", **spec: An
 class FakeCluster:
     """A ClusterPort without a cluster.
 
+    Args:
+        moment: the time of creation that objects get.
+
     Attributes:
         namespaces: those that exist; applying into another one fails.
         writes: how many requests changed an object or would have.
+        refusals: how many requests were refused by `refuse`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moment: Callable[[], str] = lambda: "2026-01-01T00:00:00Z") -> None:
+        self._moment = moment
         self.namespaces = {"default"}
         self.writes = 0
+        self.refusals = 0
         self._objects: dict[Kind, dict[Key, Manifest]] = {kind: {} for kind in KINDS.values()}
         self._applied: defaultdict[tuple[Kind, Key], dict[str, Manifest]] = defaultdict(dict)
         self._version = 0
         self._uids = itertools.count(1)
         self._tokens = itertools.count(1)
         self._pages: dict[str, Page] = {}
+        self._dead: set[str] = set()
         self._faults: list[tuple[str, Kind, ClusterError]] = []
+        self._refused: dict[tuple[Kind, Key], ClusterError] = {}
         self._sinks: list[Callable[[Kind, str, Manifest], None]] = []
 
     def fail_on(self, method: str, kind: Kind, *errors: ClusterError) -> None:
         """Makes the next calls of a method on a kind raise, one error each."""
         self._faults += [(method, kind, error) for error in errors]
+
+    def refuse(self, kind: Kind, key: Key, error: ClusterError) -> None:
+        """Makes every apply of an object raise."""
+        self._refused[kind, key] = error
+
+    def refuse_nothing(self) -> None:
+        """Ends all of this."""
+        self._refused.clear()
 
     def subscribe(self, sink: Callable[[Kind, str, Manifest], None]) -> None:
         """Sends (kind, event type, object) of every later change."""
@@ -110,22 +127,36 @@ class FakeCluster:
         change(edited)
         return self._store(kind, key, edited)
 
-    def delete(self, kind: Kind, key: Key) -> None:
-        """Deletes an object, and what it owns."""
+    def delete(self, kind: Kind, key: Key, *, collect: bool = True) -> None:
+        """Deletes an object; what it owns too, unless `collect` is left for later."""
         gone = self._objects[kind].pop(key)
+        self._dead.add(gone["metadata"]["uid"])
         self._applied.pop((kind, key), None)
         self._version += 1
         gone["metadata"]["resourceVersion"] = str(self._version)
         self._tell(kind, "DELETED", gone)
-        for other, objects in self._objects.items():
-            for name, owned in list(objects.items()):
-                owners = owned["metadata"].get("ownerReferences", ())
-                if any(owner["uid"] == gone["metadata"]["uid"] for owner in owners):
-                    self.delete(other, name)
+        if collect:
+            self.collect()
+
+    def collect(self) -> None:
+        """Deletes whatever has lost all its owners, as the garbage collector does."""
+        for kind, objects in self._objects.items():
+            for key, one in list(objects.items()):
+                owners = one["metadata"].get("ownerReferences", ())
+                if owners and key in objects and all(owner["uid"] in self._dead for owner in owners):
+                    self.delete(kind, key)
+
+    def peek(self, kind: Kind, key: Key) -> Manifest | None:
+        """One object, as `get` answers without faults."""
+        return copy.deepcopy(self._objects[kind].get(key))
 
     def all(self, kind: Kind) -> list[Manifest]:
         """Every object of a kind."""
         return list(copy.deepcopy(list(self._objects[kind].values())))
+
+    def listed(self, kind: Kind) -> list[Manifest]:
+        """Every object of a kind that the operator lists and watches."""
+        return [copy.deepcopy(one) for one in self._objects[kind].values() if _is_listed(kind, one)]
 
     async def list_page(self, kind: Kind, namespace: str | None, token: str = "") -> Page:
         """See ClusterPort."""
@@ -134,9 +165,9 @@ class FakeCluster:
             return self._pages.pop(token)
         items = [
             # The items of a list bear no kind.
-            {name: copy.deepcopy(value) for name, value in one.items() if name not in {"apiVersion", "kind"}}
-            for key, one in self._objects[kind].items()
-            if namespace in {None, key[0]} and (kind == INFERENCE_SERVICE or _is_managed(one))
+            {name: value for name, value in one.items() if name not in {"apiVersion", "kind"}}
+            for one in self.listed(kind)
+            if namespace in {None, key_of(one)[0]}
         ]
         return self._paged(items, self._version)
 
@@ -153,13 +184,16 @@ class FakeCluster:
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """See ClusterPort."""
         self._raise_fault("get", kind)
-        return copy.deepcopy(self._objects[kind].get((namespace, name)))
+        return self.peek(kind, (namespace, name))
 
     async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
         """See ClusterPort."""
         kind, key = KINDS[manifest["kind"]], key_of(manifest)
         self._raise_fault("apply", kind)
         self.writes += 1
+        if (kind, key) in self._refused:
+            self.refusals += 1
+            raise self._refused[kind, key]
         if key[0] not in self.namespaces:
             raise Gone(f'namespaces "{key[0]}" not found')
         live = self._objects[kind].get(key)
@@ -253,7 +287,7 @@ class FakeCluster:
         live = self._objects[kind].get(key)
         metadata = manifest["metadata"]
         if live is None:
-            metadata |= {"uid": f"uid-{next(self._uids)}", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
+            metadata |= {"uid": f"uid-{next(self._uids)}", "generation": 1, "creationTimestamp": self._moment()}
         else:
             metadata |= {name: live["metadata"][name] for name in ("uid", "generation", "creationTimestamp")}
             metadata["resourceVersion"] = live["metadata"]["resourceVersion"]
@@ -265,11 +299,10 @@ class FakeCluster:
         self._version += 1
         metadata["resourceVersion"] = str(self._version)
         self._objects[kind][key] = manifest
-        was_managed = live is not None and (kind == INFERENCE_SERVICE or _is_managed(live))
-        is_managed = kind == INFERENCE_SERVICE or _is_managed(manifest)
-        if is_managed:
-            self._tell(kind, "MODIFIED" if was_managed else "ADDED", manifest)
-        elif was_managed:
+        was_listed = live is not None and _is_listed(kind, live)
+        if _is_listed(kind, manifest):
+            self._tell(kind, "MODIFIED" if was_listed else "ADDED", manifest)
+        elif was_listed:
             self._tell(kind, "DELETED", manifest)  # what a watch with a selector sees
         return manifest
 
@@ -278,9 +311,9 @@ class FakeCluster:
             sink(kind, event_type, copy.deepcopy(manifest))
 
 
-def _is_managed(manifest: Manifest) -> bool:
+def _is_listed(kind: Kind, manifest: Manifest) -> bool:
     labels: dict[str, str] = manifest["metadata"].get("labels", {})
-    return labels.get(MANAGED_BY) == OPERATOR
+    return kind == INFERENCE_SERVICE or labels.get(MANAGED_BY) == OPERATOR
 
 
 def _item_key(name: str, item: Any) -> tuple[object, ...] | None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from octavo_operator.api.conditions import Reason
+from octavo_operator.core.arguments import FIELDS, PLAN_FLAGS
 from octavo_operator.core.containers import CODES
-from octavo_operator.core.desired import FIELDS, PLAN_FLAGS
 from octavo_runtime import errors
 from octavo_runtime.cli.plan import plan
 from octavo_runtime.cli.serve import serve

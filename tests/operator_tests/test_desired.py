@@ -4,9 +4,21 @@ from typing import Any
 import pytest
 import yaml
 
-from octavo_operator.api.names import OWNER_LABEL, TEMPLATE_LABEL, Manifest
+from octavo_operator.api.names import (
+    CHILDREN,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    NETWORK_POLICY,
+    OWNER_LABEL,
+    SERVICE,
+    TEMPLATE_LABEL,
+    Kind,
+    Manifest,
+)
 from octavo_operator.api.service import InferenceService
-from octavo_operator.core.desired import desired_children, plan_arguments, pod_template, serve_arguments, service_url
+from octavo_operator.core.arguments import plan_arguments, serve_arguments
+from octavo_operator.core.desired import desired_children, pod_template, service_url
+from octavo_operator.core.plan import kind_of
 from octavo_operator.core.rollout import Step
 from octavo_operator.testing import inference_service
 
@@ -19,14 +31,17 @@ def parsed(**spec: Any) -> InferenceService:
     return InferenceService.parse(manifest)
 
 
-def children(**spec: Any) -> tuple[Manifest, Manifest]:
+def children(**spec: Any) -> tuple[Manifest, ...]:
     object_ = parsed(**spec)
-    service, deployment = desired_children(object_, pod_template(object_, runtime_image=IMAGE), Step())
-    return service, deployment
+    return desired_children(object_, pod_template(object_, runtime_image=IMAGE), Step())
+
+
+def child(kind: Kind, **spec: Any) -> Manifest:
+    return next(one for one in children(**spec) if kind_of(one) is kind)
 
 
 def pod(**spec: Any) -> Manifest:
-    template: Manifest = children(**spec)[1]["spec"]["template"]
+    template: Manifest = child(DEPLOYMENT, **spec)["spec"]["template"]
     return template
 
 
@@ -110,10 +125,8 @@ def test_desired_children_same_bytes_whatever_the_order_of_keys() -> None:
 
     one, other = children(**EVERYTHING), children(**reordered(copy.deepcopy(EVERYTHING)))
     assert one == other
-    assert (
-        one[1]["spec"]["template"]["metadata"]["labels"][TEMPLATE_LABEL]
-        == (other[1]["spec"]["template"]["metadata"]["labels"][TEMPLATE_LABEL])
-    )
+    labels = [found[-1]["spec"]["template"]["metadata"]["labels"] for found in (one, other)]
+    assert labels[0][TEMPLATE_LABEL] == labels[1][TEMPLATE_LABEL]
 
 
 @pytest.mark.parametrize(
@@ -132,10 +145,33 @@ def test_template_digest_changes_with_the_pod_only(spec: dict[str, Any], changes
 
 
 def test_selector_matches_this_objects_pods_and_no_others() -> None:
-    service, deployment = children()
-    selector = deployment["spec"]["selector"]["matchLabels"]
-    assert selector == service["spec"]["selector"] == {OWNER_LABEL: "chat"}
-    assert selector.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    deployment, policy = child(DEPLOYMENT)["spec"], child(NETWORK_POLICY)["spec"]
+    selectors = [policy["podSelector"], child(DISRUPTION_BUDGET)["spec"]["selector"], deployment["selector"]]
+    assert selectors == [{"matchLabels": {OWNER_LABEL: "chat"}}] * 3
+    assert child(SERVICE)["spec"]["selector"] == {OWNER_LABEL: "chat"}
+    assert deployment["template"]["metadata"]["labels"][OWNER_LABEL] == "chat"
+
+
+def test_children_are_one_of_each_kind_with_the_objects_name_and_the_pods_last() -> None:
+    found = children(**EVERYTHING)
+    assert tuple(kind_of(one) for one in found) == CHILDREN
+    assert CHILDREN[-1] is DEPLOYMENT
+    assert {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in found} == {("default", "chat")}
+
+
+def test_network_policy_admits_where_the_service_sends() -> None:
+    (rule,) = child(NETWORK_POLICY, **EVERYTHING)["spec"]["ingress"]
+    (opened,), (sent,) = rule["ports"], child(SERVICE, **EVERYTHING)["spec"]["ports"]
+    (listening,) = container(**EVERYTHING)["ports"]
+    assert opened["port"] == sent["targetPort"] == listening["containerPort"]
+    assert "from" not in rule
+
+
+@pytest.mark.parametrize("replicas", [0, 1, 5])
+def test_disruption_budget_never_blocks_a_drain_for_good(replicas: int) -> None:
+    """A whole number from 1: with one replica a share would be rounded to it too, and 0 would block every eviction."""
+    spec = child(DISRUPTION_BUDGET, replicas=replicas)["spec"]
+    assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
 
 
 @pytest.mark.parametrize(
@@ -230,8 +266,8 @@ def test_resources_are_passed_on_unchanged(limit: str) -> None:
 
 
 def test_desired_children_survive_yaml() -> None:
-    for child in children(**EVERYTHING):
-        assert yaml.safe_load(yaml.safe_dump(child)) == child
+    for one in children(**EVERYTHING):
+        assert yaml.safe_load(yaml.safe_dump(one)) == one
 
 
 def test_plan_has_the_servers_flags_that_decide_what_fits() -> None:

@@ -1,9 +1,11 @@
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from octavo_operator.api.names import (
+    CHILDREN,
     CLAIM,
     DEPLOYMENT,
     EVENT,
@@ -75,7 +77,7 @@ def world() -> World:
 
 async def test_reconcile_creates_children_and_status_then_rests(world: World) -> None:
     assert await world.look() == Outcome()
-    assert [len(world.cluster.all(kind)) for kind in (DEPLOYMENT, SERVICE)] == [1, 1]
+    assert [len(world.cluster.all(kind)) for kind in CHILDREN] == [1] * len(CHILDREN)
     assert world.ready() == ("False", "Starting")
     await world.look()  # the status now says that the Service is there
     writes = world.cluster.writes
@@ -89,7 +91,7 @@ async def test_reconcile_reads_what_it_wrote(world: World) -> None:
     world.cluster.unsubscribe()
     await world.look()
     writes = world.cluster.writes
-    assert writes == 4
+    assert writes == len(CHILDREN) + 2  # the revision and the status
     await world.look()
     assert world.cluster.writes == writes
 
@@ -109,6 +111,31 @@ async def test_reconcile_object_replaced_under_a_look_gets_no_status_of_its_pred
     assert "status" not in successor
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one: one["spec"].update(replicas=4),
+        lambda one: one["metadata"].update(annotations={"octavo.dev/update": "now"}),
+        lambda one: one["spec"].update(turbo=2),
+    ],
+    ids=["spec", "annotation", "field of a newer CRD"],
+)
+@pytest.mark.parametrize("before", [{}, {"turbo": 1}], ids=["valid", "invalid"])
+async def test_reconcile_edit_that_the_answer_brings_before_its_event(
+    world: World, change: Any, before: dict[str, Any]
+) -> None:
+    """The status is written onto an edited object. What the watch tells of the edit then is older than the answer."""
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(before))
+    world.cluster.unsubscribe()
+    edited = world.cluster.edit(INFERENCE_SERVICE, KEY, change)
+    outcome = await world.look()
+    assert world.store.upsert(INFERENCE_SERVICE, edited) == set()
+    assert outcome.look_again_after == 0.0
+    assert (await world.look()).look_again_after is None
+    (service,) = world.cluster.all(INFERENCE_SERVICE)
+    assert service["status"]["observedGeneration"] == service["metadata"]["generation"]
+
+
 async def test_reconcile_adds_neither_finalizer_nor_annotation(world: World) -> None:
     await world.look()
     (service,) = world.cluster.all(INFERENCE_SERVICE)
@@ -126,7 +153,7 @@ async def test_reconcile_follows_the_deployment_to_ready_and_back(world: World) 
     assert world.ready() == ("False", "Starting")
 
 
-@pytest.mark.parametrize("kind", [DEPLOYMENT, SERVICE], ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", CHILDREN, ids=lambda kind: kind.kind)
 async def test_reconcile_brings_a_deleted_child_back(world: World, kind: Any) -> None:
     await world.look()
     (before,) = world.cluster.all(kind)
@@ -324,6 +351,20 @@ async def test_reconcile_outage_at_any_request_heals(world: World, error: Except
         with pytest.raises(type(error)):
             await world.look()
     assert await world.look() == Outcome()
+    assert world.ready() == ("False", "Starting")
+
+
+@pytest.mark.parametrize("error", [Unavailable("down"), Stale("changed"), Rejected("forbidden", status=403)])
+async def test_reconcile_repair_that_was_not_done_is_no_contest(world: World, error: ClusterError) -> None:
+    """However often it was tried in vain, an edited child is put right as soon as the API server lets it."""
+    await world.look()
+    world.cluster.edit(DEPLOYMENT, KEY, scale)
+    world.cluster.fail_on("apply", DEPLOYMENT, *[error] * 20)
+    for _ in range(20):
+        with suppress(type(error)):
+            await world.look()
+    assert await world.look() == Outcome()
+    assert world.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == 1
     assert world.ready() == ("False", "Starting")
 
 

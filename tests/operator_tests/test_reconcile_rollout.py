@@ -1,6 +1,6 @@
 import pytest
 
-from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, POD, REVISION, Manifest
+from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, POD, REVISION, SERVICE, Manifest
 from octavo_operator.errors import Gone, Rejected
 from octavo_operator.reconcile import Outcome
 from octavo_operator.testing import inference_service
@@ -19,6 +19,11 @@ def strategy(world: World) -> tuple[int, int]:
     (child,) = world.cluster.all(DEPLOYMENT)
     rolling = child["spec"]["strategy"]["rollingUpdate"]
     return rolling["maxSurge"], rolling["maxUnavailable"]
+
+
+def templates(world: World) -> list[Manifest]:
+    """The revisions that keep a template: all but the record of decisions."""
+    return [one for one in world.cluster.all(REVISION) if "template" in one["data"]]
 
 
 def pod_of(world: World, name: str, **conditions: str) -> Manifest:
@@ -71,7 +76,7 @@ async def test_reconcile_another_rendering_rolls_nothing_and_repairs_with_the_pi
     (after,) = world.cluster.all(DEPLOYMENT)
     assert after["spec"]["template"]["spec"]["containers"][0]["image"] == "image:2"
     assert world.condition("UpdatePending") == ("False", "UpToDate")
-    assert len(world.cluster.all(REVISION)) == 1
+    assert len(templates(world)) == 1
 
 
 async def test_reconcile_refused_revision_is_told_and_serves_all_the_same(world: World) -> None:
@@ -80,7 +85,7 @@ async def test_reconcile_refused_revision_is_told_and_serves_all_the_same(world:
     assert len(world.cluster.all(DEPLOYMENT)) == 1
     assert world.ready() == ("False", "ApplyRejected")
     assert not (await world.look()).failed
-    assert len(world.cluster.all(REVISION)) == 1
+    assert len(templates(world)) == 1
 
 
 async def test_reconcile_revision_that_someone_else_has_deleted_is_no_error(world: World) -> None:
@@ -89,4 +94,28 @@ async def test_reconcile_revision_that_someone_else_has_deleted_is_no_error(worl
     world.cluster.fail_on("remove", REVISION, Gone("not found"))
     assert await world.look() == Outcome()
     assert await world.look() == Outcome()
-    assert len(world.cluster.all(REVISION)) == 1
+    assert len(templates(world)) == 1
+
+
+async def test_reconcile_suspended_stops_the_pods_and_keeps_everything_else(world: World) -> None:
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(replicas=3))
+    await world.look()
+    before = {kind: world.cluster.all(kind) for kind in (DEPLOYMENT, SERVICE, REVISION)}
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(suspend=True))
+    await world.look()
+    (deployment,) = world.cluster.all(DEPLOYMENT)
+    assert deployment["spec"] == before[DEPLOYMENT][0]["spec"] | {"replicas": 0}
+    assert {kind: world.cluster.all(kind) for kind in (SERVICE, REVISION)} == {
+        kind: before[kind] for kind in (SERVICE, REVISION)
+    }
+    assert world.ready() == ("False", "Suspended")
+    (service,) = world.cluster.all(INFERENCE_SERVICE)
+    assert service["spec"]["replicas"] == 3
+    assert service["status"]["selector"] == "octavo.dev/inferenceservice=chat"
+    # What `kubectl scale` does meanwhile counts afterwards.
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(replicas=2))
+    await world.look()
+    assert world.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == 0
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].pop("suspend"))
+    await world.look()
+    assert world.cluster.all(DEPLOYMENT)[0]["spec"] == before[DEPLOYMENT][0]["spec"] | {"replicas": 2}

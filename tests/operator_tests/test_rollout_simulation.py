@@ -14,6 +14,7 @@ from octavo_operator.core.rollout import (
     Step,
     next_step,
 )
+from octavo_operator.selftest.deployments import next_sizes, victims
 
 GRACE = 135.0
 
@@ -39,7 +40,7 @@ class Pod:
 
 @dataclass
 class Simulation:
-    """What of a cluster a rollout meets. The controller's rules are those of kube-controller-manager 1.34.
+    """What of a cluster a rollout meets.
 
     Attributes:
         wanted: spec.replicas.
@@ -110,37 +111,18 @@ class Simulation:
 
     def controller(self) -> None:
         """One sync of the Deployment controller."""
-        surge, unavailable = self.strategy
-        self.sizes.setdefault(self.applied, 0)
-        total, new = sum(self.sizes.values()), self.sizes[self.applied]
-        room = min(self.wanted + surge - total, self.wanted - new)
-        if room > 0:
-            self.sizes[self.applied] += room
-            return
+        revisions = {*self.sizes, self.applied}
         available = {
             revision: sum(pod.revision == revision and pod.ready and pod.stays for pod in self.pods)
-            for revision in self.sizes
+            for revision in revisions
         }
-        floor = self.wanted - unavailable
-        spare = total - floor - (new - available[self.applied])
-        if spare <= 0:
-            return
-        old = [revision for revision in self.sizes if revision != self.applied]
-        for revision in old:
-            sick = min(spare, max(0, self.sizes[revision] - available[revision]))
-            self.sizes[revision] -= sick
-            spare -= sick
-        surplus = sum(available.values()) - floor
-        for revision in old:
-            gone = min(max(0, surplus), self.sizes[revision])
-            self.sizes[revision] -= gone
-            surplus -= gone
+        self.sizes = next_sizes(self.sizes, self.applied, available, wanted=self.wanted, strategy=self.strategy)
 
     def replicasets(self) -> None:
         """Pods are created and deleted; those without a node go first, then those that are not ready."""
         for revision, size in self.sizes.items():
             pods = [pod for pod in self.pods if pod.revision == revision and pod.stays]
-            for pod in sorted(pods, key=lambda pod: (pod.placed, pod.ready))[: max(0, len(pods) - size)]:
+            for pod in victims(pods, size):
                 assert revision != self.applied, "a pod of the wanted revision was stopped"
                 pod.leaves_at = self.now + GRACE
         self.refused = False

@@ -99,6 +99,16 @@ def computed(
             ("True", "Starting"),
         ),
         ({"replicas": 0}, deployment(), ("False", "Stopped"), ("False", "Complete")),
+        ({"replicas": 2, "suspend": True}, deployment(), ("False", "Suspended"), ("False", "Complete")),
+        ({"replicas": 0, "suspend": True}, deployment(), ("False", "Suspended"), ("False", "Complete")),
+        ({"replicas": 2, "suspend": True}, complete(2), ("False", "Suspended"), ("True", "ScalingDown")),
+        ({"replicas": 2, "suspend": False}, complete(2), ("True", "Serving"), ("False", "Complete")),
+        (
+            {"suspend": True},
+            deployment(conditions=[{"type": "ReplicaFailure", "status": "True", "message": "quota"}]),
+            ("False", "Suspended"),
+            ("False", "Complete"),
+        ),
         (
             {},
             deployment(replicas=1, updatedReplicas=1, conditions=[{"type": "Progressing", "status": "False"}]),

@@ -79,7 +79,7 @@ def parsed() -> tuple[Manifest, InferenceService, tuple[Manifest, ...]]:
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MANIFEST, SERVICE, DESIRED = parsed()
-TEMPLATE = DESIRED[1]["spec"]["template"]["metadata"]["labels"][TEMPLATE_LABEL]
+TEMPLATE = DESIRED[-1]["spec"]["template"]["metadata"]["labels"][TEMPLATE_LABEL]
 
 pods = sometimes(
     {

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     # Ready: the operator's own findings
     SERVING = "Serving"
     STOPPED = "Stopped"
+    SUSPENDED = "Suspended"
     SPEC_INVALID = "SpecInvalid"
     NAME_TAKEN = "NameTaken"
     APPLY_REJECTED = "ApplyRejected"

@@ -4,13 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "CHILDREN",
     "CLAIM",
+    "DECISIONS_ANNOTATION",
     "DEPLOYMENT",
+    "DISRUPTION_BUDGET",
     "EVENT",
     "INFERENCE_SERVICE",
     "LEASE",
     "MANAGED_BY",
     "MANAGED_SELECTOR",
+    "NETWORK_POLICY",
     "OPERATOR",
     "OWNER_LABEL",
     "POD",
@@ -55,13 +59,18 @@ class Kind:
 INFERENCE_SERVICE = Kind("octavo.dev/v1alpha1", "InferenceService", "inferenceservices")
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 SERVICE = Kind("v1", "Service", "services")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 POD = Kind("v1", "Pod", "pods")
 REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENT = Kind("v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
-WATCHED = (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, POD, REVISION)
+CHILDREN = (SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, DEPLOYMENT)
+"""What an InferenceService has one of each of, under its own name, in the order of applying: pods come last."""
+
+WATCHED = (INFERENCE_SERVICE, *CHILDREN, POD, REVISION)
 
 OPERATOR = "octavo-operator"
 """Field manager of the children, and the value of their managed-by label."""
@@ -76,6 +85,8 @@ TEMPLATE_LABEL = "octavo.dev/template"
 """On pods: a digest of the template that they were made from."""
 UPDATE_ANNOTATION = "octavo.dev/update"
 """On an InferenceService: each new value asks for pods as the operator renders them now."""
+DECISIONS_ANNOTATION = "octavo.dev/decisions"
+"""On a ControllerRevision: the operator's last decisions about the InferenceService."""
 
 
 def key_of(manifest: Manifest) -> Key:

@@ -132,6 +132,7 @@ class Spec(_Fields):
     rollout: Rollout = Rollout()
     service: Service = Service()
     pod_template: PodTemplate = PodTemplate()
+    suspend: bool = False
 
 
 class InferenceService(BaseModel):
@@ -154,6 +155,11 @@ class InferenceService(BaseModel):
     def served_name(self) -> str:
         """The name that clients send."""
         return self.spec.model.served_name or self.name
+
+    @property
+    def wanted(self) -> int:
+        """How many pods shall run now."""
+        return 0 if self.spec.suspend else self.spec.replicas
 
     @property
     def claim(self) -> str | None:

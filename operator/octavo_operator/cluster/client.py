@@ -14,14 +14,13 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from octavo_operator.api.names import (
-    DEPLOYMENT,
+    CHILDREN,
     EVENT,
     INFERENCE_SERVICE,
     LEASE,
     MANAGED_SELECTOR,
     OPERATOR,
     REVISION,
-    SERVICE,
     Kind,
     Manifest,
 )
@@ -39,7 +38,7 @@ APPLY = "application/apply-patch+yaml"
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
 
-KINDS_BY_NAME = {kind.kind: kind.plural for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, REVISION, LEASE)}
+KINDS_BY_NAME = {kind.kind: kind.plural for kind in (INFERENCE_SERVICE, *CHILDREN, REVISION, LEASE)}
 
 
 @dataclass(frozen=True, slots=True)

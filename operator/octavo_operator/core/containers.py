@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import Manifest
-from octavo_operator.core.desired import FIELDS, PLAN, SERVER
+from octavo_operator.core.arguments import FIELDS
+from octavo_operator.core.desired import PLAN, SERVER
 
 __all__ = ["Cause", "container_fault"]
 

@@ -1,4 +1,4 @@
-"""What should exist for an InferenceService: one Deployment and one Service, and the record of a pod template.
+"""What should exist for an InferenceService: one child of each kind, and the record of a pod template.
 
 The result depends on the arguments alone, and the same input gives the same bytes: order of
 keys and arguments is fixed, so that nothing is rolled out twice. Values are written as the API server would write
@@ -10,8 +10,10 @@ from typing import Any
 
 from octavo_operator.api.names import (
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     INFERENCE_SERVICE,
     MANAGED_BY,
+    NETWORK_POLICY,
     OPERATOR,
     OWNER_LABEL,
     REVISION,
@@ -21,31 +23,17 @@ from octavo_operator.api.names import (
     Manifest,
 )
 from octavo_operator.api.service import InferenceService
+from octavo_operator.core.arguments import PORT, TERMINATION_LOG, plan_arguments, serve_arguments
 from octavo_operator.core.digest import digest
 from octavo_operator.core.rollout import Step
 
-__all__ = [
-    "FIELDS",
-    "PLAN",
-    "PORT",
-    "SERVER",
-    "desired_children",
-    "is_gpu",
-    "plan_arguments",
-    "pod_template",
-    "revision",
-    "serve_arguments",
-    "service_url",
-]
+__all__ = ["PLAN", "SERVER", "desired_children", "pod_template", "revision", "service_url"]
 
 SERVER = "server"
 """Name of the container that serves."""
 
 PLAN = "plan"
 """Name of the init container that says what the model needs, before a weight is read."""
-
-PORT = 8000
-"""The port that the server listens on inside its pod."""
 
 PRE_STOP_SECONDS = 5
 """How long a pod that is being deleted goes on admitting requests, so that routes can change."""
@@ -59,49 +47,9 @@ START_SECONDS = 1800
 START_PERIOD_SECONDS = 2
 USER = 65532
 
-FIELDS = {
-    "served-model-name": "model.servedName",
-    "device": "runtime.device",
-    "dtype": "runtime.dtype",
-    "kv-cache-dtype": "runtime.kvCacheDtype",
-    "max-model-len": "runtime.maxModelLen",
-    "max-num-seqs": "runtime.maxNumSeqs",
-    "max-num-batched-tokens": "runtime.maxNumBatchedTokens",
-    "block-size": "runtime.blockSize",
-    "gpu-memory-utilization": "runtime.gpuMemoryUtilization",
-    "kv-cache-memory": "runtime.kvCacheMemory",
-    "swap-space": "runtime.swapSpace",
-    "scheduling-policy": "runtime.schedulingPolicy",
-    "enable-prefix-caching": "runtime.enablePrefixCaching",
-    "shutdown-timeout": "rollout.drainSeconds",
-}
-"""The field of the spec behind each flag of the runtime."""
-
-PLAN_FLAGS = (
-    "device",
-    "dtype",
-    "kv-cache-dtype",
-    "max-model-len",
-    "max-num-batched-tokens",
-    "block-size",
-    "gpu-memory-utilization",
-    "kv-cache-memory",
-    "swap-space",
-)
-"""The flags of `octavo serve` that decide what fits: those that `octavo plan` has too."""
-
 PLAN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 """What the plan is given of the server's resources, so that a quota and the pod's quality of service are satisfied. It
 adds nothing to the pod's request, since it has ended when the server starts."""
-
-TERMINATION_LOG = "/dev/termination-log"
-
-GPU_PREFIXES = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/")
-
-
-def is_gpu(resource: str) -> bool:
-    """Whether a resource name is a GPU or a slice of one."""
-    return resource.startswith(GPU_PREFIXES)
 
 
 def desired_children(service: InferenceService, template: Manifest, step: Step) -> tuple[Manifest, ...]:
@@ -112,7 +60,12 @@ def desired_children(service: InferenceService, template: Manifest, step: Step) 
         template: the pod template: the one that pod_template renders, or an earlier one that is pinned.
         step: what a rollout of type Auto is at.
     """
-    return _service(service), _deployment(service, template, step)
+    return (
+        _service(service),
+        _network_policy(service),
+        _disruption_budget(service),
+        _deployment(service, template, step),
+    )
 
 
 def revision(service: InferenceService, data: Manifest, number: int) -> Manifest:
@@ -126,51 +79,6 @@ def service_url(service: InferenceService) -> str:
     """The address of the Service inside the cluster, whatever the cluster's domain is."""
     port = service.spec.service.port
     return f"http://{service.name}.{service.namespace}.svc" + ("" if port == 80 else f":{port}")
-
-
-def serve_arguments(service: InferenceService) -> list[str]:
-    """The arguments of `octavo` in the server: docs/contract.md has the table that they follow."""
-    runtime = service.spec.runtime
-    arguments = ["serve", service.model_path]
-    arguments += [f"--{flag}={value}" for flag, value in _flags(service).items()]
-    if runtime.enable_prefix_caching is not None:
-        arguments.append("--enable-prefix-caching" if runtime.enable_prefix_caching else "--no-enable-prefix-caching")
-    return arguments + list(runtime.extra_args)
-
-
-def plan_arguments(service: InferenceService) -> list[str]:
-    """The arguments of `octavo` in the init container that plans."""
-    flags = [f"--{flag}={value}" for flag, value in _flags(service).items() if flag in PLAN_FLAGS]
-    return ["plan", service.model_path, "--json", f"--termination-log={TERMINATION_LOG}", *flags]
-
-
-def _flags(service: InferenceService) -> dict[str, object]:
-    runtime = service.spec.runtime
-    device = runtime.device
-    if device in {None, "auto"} and _has_gpu(service):
-        # Whoever asks for a GPU shall learn that it is unusable, not wait for a CPU.
-        device = "cuda"
-    flags: dict[str, object] = {
-        "served-model-name": service.served_name,
-        "device": device,
-        "dtype": runtime.dtype,
-        "kv-cache-dtype": runtime.kv_cache_dtype,
-        "max-model-len": runtime.max_model_len,
-        "max-num-seqs": runtime.max_num_seqs,
-        "max-num-batched-tokens": runtime.max_num_batched_tokens,
-        "block-size": runtime.block_size,
-        "gpu-memory-utilization": runtime.gpu_memory_utilization,
-        "kv-cache-memory": runtime.kv_cache_memory,
-        "swap-space": runtime.swap_space,
-        "scheduling-policy": runtime.scheduling_policy,
-        "port": PORT,
-        "shutdown-timeout": service.spec.rollout.drain_seconds,
-    }
-    return {flag: value for flag, value in flags.items() if value is not None}
-
-
-def _has_gpu(service: InferenceService) -> bool:
-    return any(is_gpu(name) and str(count) != "0" for name, count in service.spec.resources.limits.items())
 
 
 def _metadata(service: InferenceService, kind: Kind, annotations: dict[str, str] | None = None) -> Manifest:
@@ -198,13 +106,41 @@ def _labels(service: InferenceService) -> dict[str, str]:
     return {"app.kubernetes.io/name": "octavo", MANAGED_BY: OPERATOR, OWNER_LABEL: service.name}
 
 
+def _selector(service: InferenceService) -> dict[str, str]:
+    """The label that all pods of an InferenceService bear, of whatever template, and no others."""
+    return {OWNER_LABEL: service.name}
+
+
 def _service(service: InferenceService) -> Manifest:
     wanted = service.spec.service
     return _metadata(service, SERVICE, wanted.annotations) | {
         "spec": {
             "type": wanted.type,
-            "selector": {OWNER_LABEL: service.name},
+            "selector": _selector(service),
             "ports": [{"name": "http", "port": wanted.port, "protocol": "TCP", "targetPort": PORT}],
+        },
+    }
+
+
+def _network_policy(service: InferenceService) -> Manifest:
+    """Lets anyone reach the server's port and nothing else. Policies add up: another one opens what more is needed."""
+    return _metadata(service, NETWORK_POLICY) | {
+        "spec": {
+            "podSelector": {"matchLabels": _selector(service)},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"ports": [{"port": PORT, "protocol": "TCP"}]}],
+        },
+    }
+
+
+def _disruption_budget(service: InferenceService) -> Manifest:
+    """Lets a drain take one pod at a time: the only one of a single replica too, or its node could never be drained."""
+    return _metadata(service, DISRUPTION_BUDGET) | {
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": _selector(service)},
+            # A pod that does not serve protects nobody, and would hold up a drain for as long as it crashes.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
 
@@ -212,8 +148,8 @@ def _service(service: InferenceService) -> Manifest:
 def _deployment(service: InferenceService, template: Manifest, step: Step) -> Manifest:
     return _metadata(service, DEPLOYMENT) | {
         "spec": {
-            "replicas": service.spec.replicas,
-            "selector": {"matchLabels": {OWNER_LABEL: service.name}},
+            "replicas": service.wanted,
+            "selector": {"matchLabels": _selector(service)},
             "paused": False,
             "strategy": _strategy(service, step),
             "progressDeadlineSeconds": START_SECONDS + 300,

@@ -20,6 +20,7 @@ NORMAL = frozenset(
     {
         Reason.SERVING,
         Reason.STOPPED,
+        Reason.SUSPENDED,
         Reason.STARTING,
         Reason.ROLLING_OUT,
         Reason.SCALING_DOWN,

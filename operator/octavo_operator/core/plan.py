@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.api.names import DEPLOYMENT, MANAGED_BY, OPERATOR, OWNER_LABEL, SERVICE, Kind, Manifest
+from octavo_operator.api.names import CHILDREN, MANAGED_BY, OPERATOR, OWNER_LABEL, Kind, Manifest
 from octavo_operator.core.digest import digest
 from octavo_operator.core.observed import Observed
 
-__all__ = ["Applied", "Plan", "is_ours", "kind_of", "plan", "remember"]
+__all__ = ["Applied", "Plan", "is_ours", "kind_of", "plan", "remember", "same_fields"]
 
-CHILD_KINDS = {(kind.api_version, kind.kind): kind for kind in (DEPLOYMENT, SERVICE)}
+CHILD_KINDS = {(kind.api_version, kind.kind): kind for kind in CHILDREN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def remember(sent: Manifest, answer: Manifest) -> Applied:
     """What to keep of an apply, or of an observed child in order to compare it."""
     # The items of a list bear no kind.
     fields = {name: value for name, value in sent.items() if name not in {"apiVersion", "kind"}}
-    return Applied(digest(sent), digest(_same_fields(answer, fields)))
+    return Applied(digest(sent), digest(same_fields(answer, fields)))
 
 
 def kind_of(manifest: Manifest) -> Kind:
@@ -98,10 +98,10 @@ def is_ours(child: Manifest, service: Manifest) -> bool:
     return labels.get(MANAGED_BY) == OPERATOR and labels.get(OWNER_LABEL) == service["metadata"]["name"]
 
 
-def _same_fields(answer: Any, sent: Any) -> Any:
+def same_fields(answer: Any, sent: Any) -> Any:
     """The part of `answer` that lies where `sent` has something; lists of another length are taken whole."""
     if isinstance(answer, dict) and isinstance(sent, dict):
-        return {name: _same_fields(answer[name], value) for name, value in sent.items() if name in answer}
+        return {name: same_fields(answer[name], value) for name, value in sent.items() if name in answer}
     if isinstance(answer, list) and isinstance(sent, list) and len(answer) == len(sent):
-        return [_same_fields(one, other) for one, other in zip(answer, sent, strict=True)]
+        return [same_fields(one, other) for one, other in zip(answer, sent, strict=True)]
     return answer

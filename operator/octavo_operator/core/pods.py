@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import TEMPLATE_LABEL, Manifest
+from octavo_operator.core.arguments import is_gpu
 from octavo_operator.core.containers import Cause, container_fault
-from octavo_operator.core.desired import PLAN, is_gpu
+from octavo_operator.core.desired import PLAN
 
 __all__ = ["current_pods", "placement_fault", "serving_fault", "told_plan"]
 

@@ -15,26 +15,27 @@ annotation that had asked for an update, so that each value asks once. Controlle
 standing: whoever may write them in a namespace decides what runs there.
 """
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
-from octavo_operator.api.names import INFERENCE_SERVICE, TEMPLATE_LABEL, UPDATE_ANNOTATION, Manifest
+from octavo_operator.api.names import (
+    DECISIONS_ANNOTATION,
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    TEMPLATE_LABEL,
+    UPDATE_ANNOTATION,
+    Manifest,
+)
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.desired import revision
+from octavo_operator.core.differences import differences, told
 from octavo_operator.core.digest import digest
 from octavo_operator.core.observed import Observed
 from octavo_operator.core.plan import is_ours
 from octavo_operator.errors import SpecInvalid
 
-__all__ = ["Pinned", "pin"]
-
-SHOWN_DIFFERENCES = 5
-"""How many differences a message names."""
-
-SHOWN_CHARACTERS = 80
-"""How much of a value a message shows."""
+__all__ = ["Pinned", "applied_template", "label_of", "pin"]
 
 Render = Callable[[InferenceService], Manifest]
 
@@ -48,12 +49,14 @@ class Pinned:
         create: the revision to apply before that, if any.
         obsolete: revisions to delete.
         pending: what an update would change and how to ask for it; empty when it would change nothing.
+        change: why the Deployment gets another template than it has; empty when it gets none, or is only made.
     """
 
     template: Manifest
     create: Manifest | None
     obsolete: tuple[Manifest, ...]
     pending: str
+    change: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class _Revision:
         """None for data that are not ours."""
         try:
             data = manifest["data"]
-            data["template"]["metadata"]["labels"][TEMPLATE_LABEL]
+            label_of(data["template"])
             return cls(manifest, manifest["revision"], data["spec"], data["template"], data["update"])
         except (KeyError, TypeError):
             return None
@@ -77,8 +80,7 @@ class _Revision:
     @property
     def label(self) -> str:
         """The label of its pods."""
-        label: str = self.template["metadata"]["labels"][TEMPLATE_LABEL]
-        return label
+        return label_of(self.template)
 
 
 def pin(service: InferenceService, observed: Observed, render: Render) -> Pinned:
@@ -89,7 +91,8 @@ def pin(service: InferenceService, observed: Observed, render: Render) -> Pinned
         observed: what exists, the object as it was observed included.
         render: today's rendering of an object's pod template.
     """
-    present = [one for one in observed.revisions if is_ours(one, observed.service)]
+    ours = [one for one in observed.revisions if is_ours(one, observed.service)]
+    present = [one for one in ours if not _is_record(one, service.uid)]
     known = [one for manifest in present if (one := _Revision.read(manifest)) is not None]
     rendered = render(service)
     asked = observed.service["metadata"].get("annotations", {}).get(UPDATE_ANNOTATION)
@@ -112,7 +115,30 @@ def pin(service: InferenceService, observed: Observed, render: Render) -> Pinned
         create=None if any(one["metadata"]["name"] == name and _is_owned(one) for one in present) else current,
         obsolete=tuple(one for one in present if one["metadata"]["name"] not in needed),
         pending=_pending(service, template, rendered),
+        change=_change(observed, known, template, asked=asked, is_kept=template is not rendered),
     )
+
+
+def applied_template(observed: Observed) -> str | None:
+    """The label of the template that the Deployment has; None when there is no Deployment of ours."""
+    deployment = observed.children.get(DEPLOYMENT)
+    if deployment is None or not is_ours(deployment, observed.service):
+        return None
+    label: str | None = deployment["spec"]["template"]["metadata"].get("labels", {}).get(TEMPLATE_LABEL)
+    return label
+
+
+def label_of(template: Manifest) -> str:
+    """The digest in the label of a template's pods."""
+    label: str = template["metadata"]["labels"][TEMPLATE_LABEL]
+    return label
+
+
+def _is_record(manifest: Manifest, uid: str) -> bool:
+    """Whether this is the record of the object's decisions; that of a predecessor is nobody's."""
+    metadata = manifest["metadata"]
+    is_record = DECISIONS_ANNOTATION in metadata.get("annotations", {})
+    return is_record and any(owner["uid"] == uid for owner in metadata.get("ownerReferences", ()))
 
 
 def _is_owned(manifest: Manifest) -> bool:
@@ -130,42 +156,32 @@ def _is_same(service: InferenceService, spec: Manifest, manifest: Manifest, rend
     return before.key == service.key and render(before) == rendered
 
 
+def _change(
+    observed: Observed, known: Sequence[_Revision], template: Manifest, *, asked: str | None, is_kept: bool
+) -> str:
+    label = applied_template(observed)
+    if label in {None, label_of(template)}:
+        return ""
+    before = max((one for one in known if one.label == label), key=lambda one: one.number, default=None)
+    if before is None:
+        return "the revision that keeps the template of the Deployment is not there, so it was rendered anew"
+    changes = [text for _, text in differences(before.spec, observed.service["spec"])]
+    if is_kept:
+        return f"the spec is again as it was when the other template was made, whose pods still run: {told(changes)}"
+    if asked not in {None, before.update}:
+        return f"an update was asked for: annotation {UPDATE_ANNOTATION}={asked}"
+    return f"the spec changed: {told(changes)}"
+
+
 def _pending(service: InferenceService, template: Manifest, rendered: Manifest) -> str:
     if template == rendered:
         return ""
-    differences = list(_differences("", template, rendered))
-    shown = "; ".join(differences[:SHOWN_DIFFERENCES])
-    more = len(differences) - SHOWN_DIFFERENCES
+    shown = told(
+        [text for path, text in differences(template, rendered) if path != f"metadata.labels.{TEMPLATE_LABEL}"]
+    )
     resource = f"{INFERENCE_SERVICE.plural}.{INFERENCE_SERVICE.group}"
     command = f"kubectl annotate --overwrite {resource}/{service.name} {UPDATE_ANNOTATION}={digest(rendered)}"
     return (
-        f"the pods run as an earlier operator, or earlier settings of it, made them. An update changes {shown}"
-        + (f"; and {more} more" if more > 0 else "")
-        + f". It comes with the next change of the spec that concerns the pods, or with `{command} --namespace {service.namespace}`"
+        f"the pods run as an earlier operator, or earlier settings of it, made them. An update changes {shown}. "
+        f"It comes with the next change of the spec that concerns the pods, or with `{command} --namespace {service.namespace}`"
     )
-
-
-def _differences(path: str, before: Any, after: Any) -> Iterator[str]:
-    """The values that differ, each with its path."""
-    if path == f"metadata.labels.{TEMPLATE_LABEL}":
-        return
-    if isinstance(before, dict) and isinstance(after, dict):
-        for name in before | after:
-            yield from _differences(f"{path}.{name}" if path else name, before.get(name), after.get(name))
-    elif _named(before) and _named(after):
-        was, will = ({item["name"]: item for item in items} for items in (before, after))
-        for name in was | will:
-            yield from _differences(f"{path}[{name}]", was.get(name), will.get(name))
-    elif before != after:
-        yield f"{path}: {_shown(before)} to {_shown(after)}"
-
-
-def _named(items: Any) -> bool:
-    return isinstance(items, list) and all(isinstance(item, dict) and "name" in item for item in items)
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"

@@ -72,12 +72,14 @@ class Step:
         max_unavailable: pods below it.
         stall: to be given to the next call; forgetting it costs 20 s at most.
         look_again_after: seconds after which time alone may change the answer, or None.
+        why: the reason, for people.
     """
 
     max_surge: int = 1
     max_unavailable: int = 0
     stall: Stall | None = None
     look_again_after: float | None = None
+    why: str = "nothing is being replaced"
 
 
 def next_step(
@@ -108,8 +110,14 @@ def next_step(
     if not old:
         # An edit before the new pod serves finds no more room than this rollout did.
         is_over = not moves and (ready > 0 or not new)
-        return Step() if is_over else Step(surge, unavailable)
+        return (
+            Step()
+            if is_over
+            else Step(surge, unavailable, why="no old pod is left; it stays until the new ones answer")
+        )
+    why = "a new pod starts before an old one stops"
     if surge == 0:
+        why = "this rollout has found no room for one more pod"
         # Pods that became ready since, so that fewer need to be missed.
         unavailable = _within(min(unavailable, wanted - ready + 1), wanted)
     waits = refused or any(not pod.is_placed for pod in new)
@@ -121,14 +129,18 @@ def next_step(
         if timers[0] <= 0:
             broken_holds_room = any(pod.is_placed and not pod.is_ready for pod in old)
             surge, unavailable = 0, _within(wanted - ready + (0 if broken_holds_room else 1), wanted)
+            hindrance = "the API server has refused one more pod" if refused else "a new pod has found no node"
+            leaver = "an old pod that is not ready" if broken_holds_room else "a ready old pod"
+            why = f"{hindrance} for {PATIENCE_SECONDS:.0f} s, while nothing else moved: {leaver} makes room"
     else:
         stall = None
     if not any(pod.is_ready for pod in old):
         timers.append(PATIENCE_SECONDS - min(pod.unready_seconds for pod in old))
         if timers[-1] <= 0:
             unavailable = max(wanted, 1 - surge)
+            why = f"no old pod has been ready for {PATIENCE_SECONDS:.0f} s: all of them may go"
     waiting = [timer for timer in timers if timer > 0]
-    return Step(surge, unavailable, stall, min(waiting) if waiting else None)
+    return Step(surge, unavailable, stall, min(waiting) if waiting else None, why)
 
 
 def _within(unavailable: int, wanted: int) -> int:

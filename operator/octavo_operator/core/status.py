@@ -1,7 +1,7 @@
 """The status of an InferenceService: conditions and counts, derived anew from what is observed each time.
 
 Ready is strict: every desired pod runs the current spec and answers. Its reason is the most telling one that is
-known, in this order: a child that could not be applied, pods that the API server refuses, the runtime's or the
+known, in this order: a child that could not be applied, a suspended spec, pods that the API server refuses, the runtime's or the
 kubelet's own words about a container, a claim that is not there, the scheduler's words, and else how far the rollout
 is. Nothing is remembered but the time of a condition's last change, so that a condition heals with its cause.
 """
@@ -64,7 +64,7 @@ def desired_status(
     model = _model(service, claim)
     scheduled = _scheduled(service, pods)
     progressing = _progressing(service, deployment)
-    failure = _failure(problems, deployment, pods) or setup_fault(pods, pod["spec"]["volumes"], now)
+    failure = _failure(service, problems, deployment, pods) or setup_fault(pods, pod["spec"]["volumes"], now)
     if failure is not None and problems:
         progressing = _Verdict("False", failure)
     ready = _ready(service, deployment, failure, model, scheduled, progressing)
@@ -179,7 +179,7 @@ def _update(pending: str) -> _Verdict:
 
 
 def _progressing(service: InferenceService, deployment: Manifest | None) -> _Verdict:
-    wanted = service.spec.replicas
+    wanted = service.wanted
     counts = deployment.get("status", {}) if deployment else {}
     total, updated, ready = (counts.get(name, 0) for name in ("replicas", "updatedReplicas", "readyReplicas"))
     seen = deployment is not None and counts.get("observedGeneration", 0) >= deployment["metadata"]["generation"]
@@ -197,9 +197,15 @@ def _progressing(service: InferenceService, deployment: Manifest | None) -> _Ver
     return _Verdict("True", Cause(Reason.STARTING, f"{ready} of {wanted} pods are ready"))
 
 
-def _failure(problems: Sequence[Cause], deployment: Manifest | None, pods: Sequence[Manifest]) -> Cause | None:
+def _failure(
+    service: InferenceService, problems: Sequence[Cause], deployment: Manifest | None, pods: Sequence[Manifest]
+) -> Cause | None:
     if problems:
         return problems[0]
+    if service.spec.suspend:
+        return Cause(
+            Reason.SUSPENDED, f"spec.suspend is true; replicas: {service.spec.replicas} counts again when it is false"
+        )
     return refuses_pods(deployment) or serving_fault(pods)
 
 
@@ -220,8 +226,8 @@ def _ready(
     progressing: _Verdict,
 ) -> _Verdict:
     complete = progressing.cause.reason == Reason.COMPLETE
-    if complete and deployment is not None and service.spec.replicas > 0:
-        count = service.spec.replicas
+    if complete and deployment is not None and service.wanted > 0:
+        count = service.wanted
         return _Verdict("True", Cause(Reason.SERVING, f"{count} of {count} pods are ready"))
     if failure is not None:
         return _Verdict("False", failure)

@@ -17,12 +17,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from octavo_operator.api.names import (
-    DEPLOYMENT,
+    CHILDREN,
     INFERENCE_SERVICE,
     OWNER_LABEL,
     POD,
     REVISION,
-    SERVICE,
     WATCHED,
     Key,
     Kind,
@@ -121,9 +120,7 @@ class Store:
         service = self._objects[INFERENCE_SERVICE].get(key)
         if service is None:
             return None
-        children = {
-            kind: self._objects[kind][key].parsed() for kind in (DEPLOYMENT, SERVICE) if key in self._objects[kind]
-        }
+        children = {kind: self._objects[kind][key].parsed() for kind in CHILDREN if key in self._objects[kind]}
         pods, revisions = (self._of(kind, key) for kind in LABELLED)
         return Observed(service.parsed(), children, pods, revisions)
 

@@ -7,12 +7,11 @@ which event came or whether one was missed: a complete list from time to time br
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, SERVICE, WATCHED, Key, Kind, Manifest, key_of
+from octavo_operator.api.names import CHILDREN, INFERENCE_SERVICE, WATCHED, Key, Kind, Manifest, key_of
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.queue import WorkQueue
 from octavo_operator.core.store import Store
@@ -82,7 +81,7 @@ class Controller:
 
     def stuck_looks(self) -> list[Key]:
         """The keys whose look hangs."""
-        now = time.monotonic()
+        now = _clock()
         return [key for key, started in self._started.items() if now - started > STUCK_SECONDS]
 
     def on_event(self, kind: Kind, event_type: str | None, manifest: Manifest) -> None:
@@ -97,7 +96,7 @@ class Controller:
         known = self._store.generation(kind, key_of(manifest))
         if event_type == "DELETED":
             # A child that is gone is an outage; a whole object that is gone can wait.
-            self._add(self._store.delete(kind, manifest), urgent=kind in {DEPLOYMENT, SERVICE})
+            self._add(self._store.delete(kind, manifest), urgent=kind in CHILDREN)
             return
         owners = self._store.upsert(kind, manifest)
         edited = kind is INFERENCE_SERVICE and known not in {None, manifest["metadata"]["generation"]}
@@ -118,7 +117,7 @@ class Controller:
                 tasks.create_task(self._work(), name=f"worker {number}")
 
     def _add(self, keys: Iterable[Key], *, urgent: bool = False) -> None:
-        for key in keys:
+        for key in sorted(keys):  # sets have another order in each process, and a run must be repeatable
             self._queue.add(key, urgent=urgent)
         self._wake.set()
 
@@ -162,15 +161,15 @@ class Controller:
         if self._turn is not None:
             await self._turn.wait()
         while True:
-            key = self._queue.take(time.monotonic())
+            key = self._queue.take(_clock())
             if key is None:
                 await self._sleep()
                 continue
-            self._started[key] = time.monotonic()
+            self._started[key] = _clock()
             try:
                 await self._look_at(key)
             finally:
-                self._metrics.reconcile_seconds.observe(time.monotonic() - self._started.pop(key))
+                self._metrics.reconcile_seconds.observe(_clock() - self._started.pop(key))
                 self._queue.done(key)
 
     async def _sleep(self) -> None:
@@ -178,7 +177,7 @@ class Controller:
         due = self._queue.next_due()
         self._wake.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
+            async with asyncio.timeout(None if due is None else max(0.0, due - _clock())):
                 await self._wake.wait()
 
     async def _look_at(self, key: Key) -> None:
@@ -207,10 +206,15 @@ class Controller:
 
     def _look_again(self, key: Key, delay: float, outcome: str) -> None:
         self._metrics.reconciles.labels(outcome).inc()
-        self._queue.add_at(key, time.monotonic() + delay * (1 + random.random() / 4))  # noqa: S311 spreads the load
+        self._queue.add_at(key, _clock() + delay * (1 + random.random() / 4))  # noqa: S311 spreads the load
         self._wake.set()
 
     def _back_off(self, key: Key) -> None:
         self._metrics.reconciles.labels("failed").inc()
-        self._queue.retry(key, time.monotonic(), jitter=random.random())  # noqa: S311 spreads the load
+        self._queue.retry(key, _clock(), jitter=random.random())  # noqa: S311 spreads the load
         self._wake.set()
+
+
+def _clock() -> float:
+    """The time by which the loop's own timeouts go, so that a loop with another clock moves everything here."""
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""The promises that the selftest puts to the test, by subject."""

@@ -1,0 +1,231 @@
+"""A cluster in memory with users, workloads and operators, all on the clock of the running loop."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from octavo_operator.api.conditions import Reason
+from octavo_operator.api.names import (
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    SERVICE,
+    UPDATE_ANNOTATION,
+    Key,
+    Kind,
+    Manifest,
+)
+from octavo_operator.core.store import Store
+from octavo_operator.handlers.controller import Controller
+from octavo_operator.metrics import Metrics
+from octavo_operator.reconcile import Reconciler
+from octavo_operator.selftest.clock import moment, now, seconds
+from octavo_operator.selftest.connection import Connection, Faults, Watch
+from octavo_operator.selftest.judge import Judge, ready_of
+from octavo_operator.selftest.workloads import Fate, Workloads
+from octavo_operator.testing import FakeCluster, inference_service
+
+__all__ = ["NAMESPACE", "Operator", "World"]
+
+NAMESPACE = "default"
+
+QUIET_SECONDS = 420.0
+"""How long nothing may change until the world is at rest: longer than the longest backoff (375 s) and than the time
+between two complete lists, so that each rest also shows that a list writes nothing."""
+
+RESTLESS_SECONDS = 7200.0
+"""After this the world is taken never to come to rest."""
+
+
+@dataclass(slots=True)
+class Operator:
+    """One process of the operator."""
+
+    connection: Connection
+    watch: Watch
+    controller: Controller
+    task: asyncio.Task[None]
+
+    async def kill(self) -> None:
+        """Ends it in the middle of whatever it does."""
+        self.watch.is_open = False
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+class World:
+    """Where a promise is put to the test.
+
+    Attributes:
+        random: decides everything that is left to chance.
+        cluster: the API server, for users and for those who meddle.
+        faults: what goes wrong between it and the operators.
+        workloads: makes pods out of Deployments.
+        judge: says what is broken.
+        operators: those that run.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.cluster = FakeCluster(moment)
+        self.faults = Faults(random)
+        self.workloads = Workloads(self.cluster, random)
+        self.judge = Judge(self.cluster, self.workloads.ready, Fate.WELL)
+        self.operators: list[Operator] = []
+        self.workloads.start()
+        self.judge.start()
+
+    def start_operator(self, image: str = Fate.WELL) -> Operator:
+        """Starts a process of the operator; it knows nothing yet."""
+        self.judge.image = image
+        for manifest in self.cluster.all(INFERENCE_SERVICE):
+            # It has not seen the answers to earlier applies, and sends both children once more.
+            self.judge.allowed[NAMESPACE, manifest["metadata"]["name"]] += 2
+        connection = Connection(self.cluster, self.faults, self.judge)
+        store, metrics = Store(), Metrics()
+        reconciler = Reconciler(
+            connection,
+            store,
+            metrics,
+            runtime_image=image,
+            now=now,
+            monotonic=asyncio.get_running_loop().time,
+        )
+        controller = Controller(connection, store, reconciler.reconcile, metrics)
+        watch = Watch(self.cluster, self.faults, controller.on_event)
+        operator = Operator(connection, watch, controller, asyncio.create_task(controller.run()))
+        watch.open()
+        self.operators.append(operator)
+        return operator
+
+    async def stop(self) -> None:
+        """Ends everything."""
+        for operator in self.operators:
+            await operator.kill()
+
+    def create(self, name: str, **spec: Any) -> Key:
+        """A user creates an object; its model needs no claim unless one is given."""
+        manifest = inference_service(name, NAMESPACE, **{"model": {"uri": "file:///model"}} | spec)
+        stored = self.cluster.put(manifest)
+        key = NAMESPACE, name
+        self.judge.written[key] = {"annotations": {}, "spec": stored["spec"]}
+        return key
+
+    def create_many(self, count: int, **spec: Any) -> list[Key]:
+        """A user creates objects of one or two replicas."""
+        return [
+            self.create(f"model-{number}", **{"replicas": self.random.randint(1, 2)} | spec) for number in range(count)
+        ]
+
+    def edit(self, key: Key, **spec: Any) -> None:
+        """A user sets fields of the spec."""
+        stored = self.cluster.edit(INFERENCE_SERVICE, key, lambda live: live["spec"].update(spec))
+        self.judge.written[key]["spec"] = stored["spec"]
+
+    def edit_somehow(self, key: Key) -> None:
+        """A user changes something."""
+        change: dict[str, Any] = self.random.choice(
+            [
+                {"replicas": self.random.randint(0, 3)},
+                {"runtime": {"maxNumSeqs": self.random.randint(1, 99)}},
+                {"runtime": {"image": self.random.choice([Fate.WELL, Fate.WELL_TOO])}},
+                {"service": {"type": "ClusterIP", "port": self.random.randint(80, 99)}},
+                {"podTemplate": {"metadata": {"labels": {"team": self.random.choice("abc")}}}},
+            ]
+        )
+        self.edit(key, **change)
+
+    def ask_for_update(self, key: Key, word: str) -> None:
+        """A user asks for pods as the operator renders them now."""
+        annotations = {UPDATE_ANNOTATION: word}
+        self.judge.written[key]["annotations"] = annotations
+        self.cluster.edit(INFERENCE_SERVICE, key, lambda live: live["metadata"].update(annotations=annotations))
+
+    def delete(self, key: Key) -> None:
+        """A user deletes an object; the garbage collector comes later."""
+        del self.judge.written[key]
+        self.cluster.delete(INFERENCE_SERVICE, key, collect=False)
+        asyncio.get_running_loop().call_later(self.random.uniform(0.1, 3.0), self.cluster.collect)
+
+    def take_name(self, kind: Kind, name: str, **labels: str) -> Manifest:
+        """Somebody creates a Deployment or Service of their own."""
+        template = {
+            "metadata": {"labels": {"app": "theirs"}},
+            "spec": {"containers": [{"name": "c", "image": "theirs"}]},
+        }
+        spec: Manifest = {"ports": [{"port": 5, "protocol": "TCP"}]}
+        if kind is DEPLOYMENT:
+            spec = {"replicas": 0, "strategy": {"type": "Recreate"}, "template": template}
+        metadata = {"namespace": NAMESPACE, "name": name, "labels": labels}
+        return self.cluster.put({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec})
+
+    def vandalise(self, key: Key) -> bool:
+        """Somebody deletes a child of this object, or changes a field of it that is ours, if there is one."""
+        kind = self.random.choice([DEPLOYMENT, SERVICE])
+        if self.cluster.peek(kind, key) is None:
+            return False
+        changes: list[Callable[[Manifest], object]] = [
+            lambda live: live["metadata"].update(labels={}),
+            lambda live: live["metadata"].pop("ownerReferences", None),
+        ]
+        if kind is DEPLOYMENT:
+            changes += [
+                lambda live: live["spec"].update(replicas=7),
+                lambda live: live["spec"].update(paused=True),
+                lambda live: live["spec"]["strategy"].update(rollingUpdate={"maxSurge": 5, "maxUnavailable": 5}),
+                lambda live: live["spec"]["template"]["spec"]["containers"][0].update(image="other"),
+            ]
+        else:
+            changes += [
+                lambda live: live["spec"]["selector"].update({"octavo.dev/inferenceservice": "other"}),
+                lambda live: live["spec"]["ports"][0].update(port=4),
+                lambda live: live["spec"]["ports"][0].update(targetPort=9),
+            ]
+        choice = self.random.randrange(len(changes) + 1)
+        if choice == len(changes):
+            self.cluster.delete(kind, key)
+        else:
+            self.cluster.edit(kind, key, changes[choice])
+        return True
+
+    def expect_ready(self, key: Key, reason: Reason) -> None:
+        """Ready must have this reason now."""
+        service = self.cluster.peek(INFERENCE_SERVICE, key)
+        told = ready_of(service)[1] if service else "nothing"
+        if told != reason:
+            self.judge.fail(f"{key[1]}: Ready tells {told} instead of {reason}")
+
+    def applied_replicas(self, key: Key) -> int:
+        """How many pods the Deployment of an object should have; 0 when there is none."""
+        deployment = self.cluster.peek(DEPLOYMENT, key)
+        return int(deployment["spec"]["replicas"]) if deployment else 0
+
+    async def rest(self, *, within: float | None = None, of: str = "everything is put right") -> float:
+        """Waits until nothing changes any more, and lets the judge look at everything.
+
+        Args:
+            within: seconds in which the last change must have happened, if that is a promise.
+            of: what takes so long, for the judge's sentence.
+
+        Returns:
+            The seconds until the last change.
+        """
+        began = seconds()
+        while (due := max(began, self.judge.changed_at) + QUIET_SECONDS) > seconds():
+            if seconds() - began > RESTLESS_SECONDS:
+                self.judge.fail("it never comes to rest")
+                break
+            await asyncio.sleep(due - seconds())
+        took = max(0.0, self.judge.changed_at - began)
+        if within is not None and took > within:
+            self.judge.fail(f"{took:.1f} s until {of}, {within:.0f} s are promised")
+        for operator in self.operators:
+            if operator.task.done() and operator.watch.is_open:
+                self.judge.fail(f"the operator ended: {operator.task.exception()!r}")
+        self.judge.check()
+        return took
+
+    def uids(self, kind: Kind) -> set[str]:
+        """The uids of all objects of a kind."""
+        return {one["metadata"]["uid"] for one in self.cluster.all(kind)}
