@@ -17,7 +17,8 @@ import sys
 import time
 import traceback
 
-from bench.reconciling_scenarios import ON_A_POPULATION, Sizes, ceiling, new_field, populate
+from bench.reconciling_field import Sizes, new_field
+from bench.reconciling_scenarios import ON_A_POPULATION, ceiling, populate
 from bench.replays import Target, judge, limits
 from bench.report import report, say
 from cluster import lifecycle

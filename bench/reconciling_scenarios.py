@@ -1,26 +1,21 @@
-"""The scenarios of bench-operator. Each takes a Field, measures, and leaves it as it was but for the objects' replicas."""
+"""The scenarios of bench-operator. Each takes a Field, measures, and leaves it fit for the next one."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 
 from bench.reconciling_ceiling import by_kind, ceiling_seconds
+from bench.reconciling_faults import errors, failover, gap, outage
+from bench.reconciling_field import Field, Sizes, new_object, port_of
 from bench.reconciling_world import (
-    MERGE,
-    NAMESPACE,
     SERVICES,
-    Api,
-    ApiError,
     Arrivals,
     Manifest,
-    Process,
     Proxy,
     Write,
     children_path,
@@ -29,38 +24,15 @@ from bench.reconciling_world import (
     until,
 )
 from bench.report import percentiles, say
-from cluster import lifecycle
-from cluster.layout import Layout
-from cluster.progress import Progress
-from operator_harness import OperatorProcess, World, operator_world
 
-__all__ = ["ON_A_POPULATION", "Field", "Recording", "Sizes", "ceiling", "new_field", "populate"]
+__all__ = ["ON_A_POPULATION", "Recording", "ceiling", "populate"]
 
 WORKERS = 4
 """Looks that the operator runs at once, by its default, and writes that the ceiling has under way."""
 
 EDITS_PER_SECOND = 10
-FAKE_NODES = 20
 LOST_SECONDS = 30.0
 """When an edit that no child shows counts as lost."""
-
-QUIET_SECONDS = 8.0
-RESYNC_SECONDS = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How many objects, and how many seconds."""
-
-    small: int = 1000
-    large: int = 5000
-    burst: int = 500
-    edit_seconds: int = 60
-    steady_seconds: int = 600
-    outage_seconds: int = 600
-    error_seconds: int = 120
-    secrets: int = 8000
-    pods: int = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,101 +52,6 @@ class Recording:
     counts: dict[str, float]
     count: int
     seconds: float
-
-
-@dataclass(slots=True)
-class Field:
-    """A control plane with fake nodes, and the operator at work on it.
-
-    Attributes:
-        api: plain calls.
-        world: the operator's identity.
-        operator: the operator that runs.
-        names: the InferenceServices that exist.
-        replicas: of those that have been edited.
-    """
-
-    api: Api
-    world: World
-    operator: OperatorProcess
-    names: list[str] = field(default_factory=list)
-    replicas: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def process(self) -> Process:
-        """The operator's process."""
-        assert self.operator.process is not None
-        assert self.operator.process.poll() is None, f"the operator has ended: {self.operator.log.read_text()[-2000:]}"
-        return Process(self.operator.process.pid)
-
-    def writes(self) -> dict[str, float]:
-        """What the operator has written so far, by kind."""
-        prefix = 'octavo_operator_writes_total{kind="'
-        samples = self.operator.metrics()
-        return {name.removeprefix(prefix)[:-2]: value for name, value in samples.items() if name.startswith(prefix)}
-
-    async def quiet(self) -> None:
-        """Waits until nothing changes any more."""
-        before, since = await self.api.mutations(), time.monotonic()
-        deadline = since + 600
-        while time.monotonic() - since < QUIET_SECONDS:
-            await asyncio.sleep(2)
-            now = await self.api.mutations()
-            if now != before:
-                before, since = now, time.monotonic()
-            if time.monotonic() > deadline:
-                raise TimeoutError("the cluster did not come to rest within ten minutes")
-
-    async def scale(self, name: str, replicas: int) -> None:
-        """Edits one object."""
-        await self.api.call("PATCH", f"{SERVICES}/{name}", {"spec": {"replicas": replicas}}, MERGE)
-        self.replicas[name] = replicas
-
-
-@asynccontextmanager
-async def new_field(layout: Layout) -> AsyncIterator[Field]:
-    """A fresh control plane, empty but for its nodes; the operator is not started."""
-    lifecycle.control_plane(layout, Progress())
-    commands = layout.state / "bin"
-    with operator_world(commands / "kubectl", commands / "helm", layout.kubeconfig) as world:
-        async with Api(layout) as api:
-            await create(api, "/api/v1/namespaces", [_object("v1", "Namespace", NAMESPACE)])
-            nodes = [_object("v1", "Node", f"fake-{number}") for number in range(FAKE_NODES)]
-            await create(api, "/api/v1/nodes", nodes)
-            await _claim(api)
-            await _served(api)
-            # As the chart runs it.
-            yield Field(api, world, world.operator(f"--lease={world.home}/{world.home}"))
-
-
-def _object(version: str, kind: str, name: str, namespace: str | None = None, **fields: Any) -> Manifest:
-    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
-
-
-async def _served(api: Api) -> None:
-    """A kind that was defined a moment ago is answered 429 at first."""
-    for _ in range(100):
-        with suppress(ApiError):
-            await api.call("GET", SERVICES)
-            return
-        await asyncio.sleep(0.1)
-    raise TimeoutError("the API server did not serve InferenceServices within 10 s")
-
-
-async def _claim(api: Api) -> None:
-    """A bound claim for the models, of which no file is ever read."""
-    shared = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
-    volume = shared | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": "/nowhere"}}
-    await api.call("POST", "/api/v1/persistentvolumes", _object("v1", "PersistentVolume", "models", spec=volume))
-    spec = shared | {"volumeName": "models", "resources": {"requests": {"storage": "1Gi"}}}
-    path = children_path("persistentvolumeclaims")
-    await api.call("POST", path, _object("v1", "PersistentVolumeClaim", "models", NAMESPACE, spec=spec))
-    for _ in range(100):
-        if (await api.call("GET", f"{path}/models"))["status"].get("phase") == "Bound":
-            return
-        await asyncio.sleep(0.1)
-    raise TimeoutError("the claim was not bound within 10 s")
 
 
 async def _sample(field: Field) -> tuple[Manifest, tuple[Write, ...]]:
@@ -246,25 +123,24 @@ async def _edit(field: Field, going_on: Callable[[], bool], figures: dict[str, f
     latencies: list[float] = []
     requests: list[float] = []
 
-    def on_deployment(_: str, manifest: Manifest, now: float) -> None:
+    def on_service(_: str, manifest: Manifest, now: float) -> None:
         edited = sent.get(manifest["metadata"]["name"])
-        if edited is not None and manifest["spec"]["replicas"] == edited[0]:
+        if edited is not None and port_of(manifest) == edited[0]:
             del sent[manifest["metadata"]["name"]]
             latencies.append(max(0.0, now - edited[1]))
 
     async def edit(target: str) -> None:
-        replicas = 3 - field.replicas.get(target, 1)
-        began = time.monotonic()
-        sent[target] = replicas, began  # until the answer is there; the child can be faster
-        await field.scale(target, replicas)
+        port, began = field.other_port(target), time.monotonic()
+        sent[target] = port, began  # until the answer is there; the child can be faster
+        await field.edit(target)
         answered = time.monotonic()
         requests.append(answered - began)
         if target in sent:
-            sent[target] = replicas, answered
+            sent[target] = port, answered
 
     count = 0
     order: Iterator[str] = iter(())
-    async with field.api.watching(children_path("deployments"), on_deployment), asyncio.TaskGroup() as tasks:
+    async with field.api.watching(children_path("services"), on_service), asyncio.TaskGroup() as tasks:
         await asyncio.sleep(2)  # what exists comes first
         began = time.monotonic()
         while going_on():
@@ -343,13 +219,13 @@ async def foreign(field: Field, sizes: Sizes, figures: dict[str, float]) -> None
     """Objects that are none of the operator's business, while it runs and while it starts."""
     before = await _restarted_mb(field)
     say(f"  creating {sizes.secrets} Secrets and {sizes.pods} pods that are nobody's")
-    await create(field.api, "/api/v1/namespaces", [_object("v1", "Namespace", "elsewhere")])
+    await create(field.api, "/api/v1/namespaces", [new_object("v1", "Namespace", "elsewhere")])
     data = {"stringData": {"text": "x" * 1000}}
-    secrets = (_object("v1", "Secret", f"s-{number}", "elsewhere", **data) for number in range(sizes.secrets))
+    secrets = (new_object("v1", "Secret", f"s-{number}", "elsewhere", **data) for number in range(sizes.secrets))
     await create(field.api, "/api/v1/namespaces/elsewhere/secrets", secrets)
     # No scheduler places them: it is their number that counts.
     spec = {"schedulerName": "nobody", "containers": [{"name": "server", "image": "none"}]}
-    pods = (_object("v1", "Pod", f"p-{number}", "elsewhere", spec=spec) for number in range(sizes.pods))
+    pods = (new_object("v1", "Pod", f"p-{number}", "elsewhere", spec=spec) for number in range(sizes.pods))
     await create(field.api, "/api/v1/namespaces/elsewhere/pods", pods)
     await field.quiet()
     running = field.process.memory_mb()
@@ -357,134 +233,6 @@ async def foreign(field: Field, sizes: Sizes, figures: dict[str, float]) -> None
     figures["rss_foreign_objects_delta_mb"] = max(running, after) - before
     figures["rss_restarted_mb"] = before
     say(f"    {before:.0f} MB before, {running:.0f} MB while they came, {after:.0f} MB after a start beside them")
-
-
-@contextmanager
-def _through_proxy(field: Field) -> Iterator[Proxy]:
-    """The operator sees the API server through a proxy meanwhile. It holds no Lease: losing one ends the process."""
-    field.operator.stop()
-    direct = field.operator
-    with Proxy(field.world.cluster()) as proxy:
-        field.operator = field.world.operator(f"--resync-seconds={RESYNC_SECONDS:.0f}", server=proxy.url)
-        field.operator.start()
-        try:
-            yield proxy
-        finally:
-            field.operator.stop()
-            field.operator = direct
-    field.operator.start()
-
-
-async def _mended(field: Field, fail: Callable[[], Awaitable[None]], heal: Callable[[], Awaitable[None]]) -> float:
-    """Edits objects, deletes some and deletes children while something is wrong; the seconds from healing to harmony."""
-    edited, bereft, gone = (field.names[start : start + 5] for start in (0, 5, 10))
-    wanted = {name: 3 - field.replicas.get(name, 1) for name in edited}
-    await fail()
-    for name in edited:
-        await field.scale(name, wanted[name])
-    for name in bereft:
-        await field.api.call("DELETE", f"{children_path('services')}/{name}")
-    for name in gone:
-        await field.api.call("DELETE", f"{SERVICES}/{name}")
-    field.names = [name for name in field.names if name not in gone]
-    await heal()
-    began = time.monotonic()
-    while time.monotonic() - began < RESYNC_SECONDS + 60:
-        shown = [await field.api.call("GET", f"{children_path('deployments')}/{name}") for name in edited]
-        known = field.operator.metrics()['octavo_operator_objects{kind="InferenceService"}']
-        if (
-            all(one["spec"]["replicas"] == wanted[one["metadata"]["name"]] for one in shown)
-            and set(bereft) <= await field.api.names(children_path("services"))
-            and known == len(await field.api.names(SERVICES))
-        ):
-            assert field.process.pid, "it must not have ended"
-            return time.monotonic() - began
-        await asyncio.sleep(0.2)
-    say("    not mended in time")
-    return time.monotonic() - began
-
-
-async def outage(field: Field, sizes: Sizes, figures: dict[str, float]) -> None:
-    """The API server is away, for the operator; the world goes on."""
-    with _through_proxy(field) as proxy:
-        await field.quiet()
-        say(f"  no API server for {sizes.outage_seconds} s")
-
-        async def fail() -> None:
-            proxy.down = True
-            proxy.cut_watches()
-
-        async def heal() -> None:
-            await asyncio.sleep(sizes.outage_seconds)
-            proxy.down = False
-
-        figures["outage_recovery_s"] = await _mended(field, fail, heal)
-    say(f"    {figures['outage_recovery_s']:.1f} s until all was right")
-
-
-async def errors(field: Field, sizes: Sizes, figures: dict[str, float]) -> None:
-    """The API server answers nothing but an error."""
-    for status in (403, 500, 503):
-        with _through_proxy(field) as proxy:
-            await field.quiet()
-            say(f"  nothing but {status} for {sizes.error_seconds} s")
-
-            async def fail(proxy: Proxy = proxy, status: int = status) -> None:
-                proxy.status = status
-                proxy.cut_watches()
-
-            async def heal(proxy: Proxy = proxy) -> None:
-                await asyncio.sleep(sizes.error_seconds)
-                proxy.status = 0
-
-            figures[f"error_{status}_recovery_s"] = await _mended(field, fail, heal)
-        say(f"    {figures[f'error_{status}_recovery_s']:.1f} s until all was right")
-
-
-async def gap(field: Field, sizes: Sizes, figures: dict[str, float]) -> None:
-    """The watches have lost their place (410 Gone): what was deleted meanwhile nobody reports."""
-    del sizes
-    with _through_proxy(field) as proxy:
-        await field.quiet()
-        say("  watches that expire, with deletions in the gap")
-
-        async def fail() -> None:
-            field.operator.send(signal.SIGSTOP)
-            proxy.gone_watches = 10
-            proxy.cut_watches()
-
-        async def heal() -> None:
-            await asyncio.sleep(2)  # so that the garbage is collected in the gap too
-            field.operator.send(signal.SIGCONT)
-
-        figures["gap_recovery_s"] = await _mended(field, fail, heal)
-        assert proxy.gone_watches < 10, "no watch was answered 410"
-    say(f"    {figures['gap_recovery_s']:.1f} s until all was right")
-
-
-async def failover(field: Field, sizes: Sizes, figures: dict[str, float]) -> None:
-    """The leader is killed; an edit follows at once."""
-    del sizes
-    other = field.world.operator(*field.operator.arguments)
-    other.start()
-    await field.quiet()
-    name = field.names[0]
-    wanted = 3 - field.replicas.get(name, 1)
-    assert field.operator.metrics()["octavo_operator_leader"] == 1, "the first operator does not lead"
-    field.operator.stop(signal.SIGKILL)
-    began = time.monotonic()
-    field.operator = other
-    await field.scale(name, wanted)
-    followed: list[float] = []
-
-    def on_deployment(_: str, manifest: Manifest, now: float) -> None:
-        if manifest["metadata"]["name"] == name and manifest["spec"]["replicas"] == wanted:
-            followed.append(now)
-
-    async with field.api.watching(children_path("deployments"), on_deployment):
-        await until(lambda: bool(followed), 60, "the other operator to take over")
-    figures["failover_s"] = followed[0] - began
-    say(f"    {figures['failover_s']:.1f} s from the kill to the other's first write")
 
 
 Scenario = Callable[[Field, Sizes, dict[str, float]], Awaitable[None]]

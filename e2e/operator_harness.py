@@ -285,7 +285,8 @@ def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[Worl
     with tempfile.TemporaryDirectory(prefix="octavo-stories-") as folder, _others_paused(admin):
         was_there = not admin.run("get", "-f", str(CRD)).returncode
         admin("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-        admin("wait", "--for=condition=Established", "-f", str(CRD))
+        # kubectl wait fails on an object that has no conditions yet.
+        eventually(lambda: admin("wait", "--for=condition=Established", "-f", str(CRD)))
         release = f"octavo-{uuid.uuid4().hex[:8]}"
         home = f"{release}-operator"
         rights = _chart_rights(helm, release, home)
