@@ -24,7 +24,7 @@ from octavo_operator.api.names import (
     Manifest,
 )
 from octavo_operator.api.service import InferenceService
-from octavo_operator.cluster.port import ClusterPort
+from octavo_operator.cluster.port import ABSENT, ClusterPort
 from octavo_operator.core.containers import Cause
 from octavo_operator.core.decisions import Decision, deployment_decisions, record, repair, unpinned
 from octavo_operator.core.desired import desired_children, pod_template
@@ -37,7 +37,7 @@ from octavo_operator.core.rollout import Replica, Stall, Step, next_step, replic
 from octavo_operator.core.setup import seconds_until_overdue
 from octavo_operator.core.status import desired_status, invalid_status, is_written, refuses_pods
 from octavo_operator.core.store import Store
-from octavo_operator.errors import ClusterError, Gone, Rejected, SpecInvalid
+from octavo_operator.errors import ClusterError, Gone, Rejected, SpecInvalid, Stale
 from octavo_operator.metrics import Metrics
 
 __all__ = ["Outcome", "Reconciler"]
@@ -232,15 +232,14 @@ class Reconciler:
                 problems.append(_contested(manifest))
                 continue
             try:
-                if manifest in todo.create:
-                    present = await self._port.get(kind, metadata["namespace"], metadata["name"])
-                    if present is not None and not is_ours(present, observed.service):
-                        problems.append(_taken(manifest))
-                        continue
-                answer = await self._write(manifest, observed.children.get(kind))
+                present = observed.children.get(kind)
+                answer = await (self._write(manifest, present) if present else self._create(manifest, observed.service))
             except Rejected as error:
                 logger.warning("%s %s was refused: %s", kind.kind, metadata["name"], error)
                 problems.append(Cause(Reason.APPLY_REJECTED, f"{kind.kind} {metadata['name']}: {error}"))
+                continue
+            if answer is None:
+                problems.append(_taken(manifest))
                 continue
             self._metrics.writes.labels(kind.kind).inc()
             logger.info("applied %s %s/%s", kind.kind, metadata["namespace"], metadata["name"])
@@ -254,10 +253,21 @@ class Reconciler:
             memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
         return problems
 
-    async def _write(self, manifest: Manifest, present: Manifest | None) -> Manifest:
+    async def _create(self, manifest: Manifest, service: Manifest) -> Manifest | None:
+        """Creates a child that was not observed; None when an object of someone else bears its name."""
         metadata = manifest["metadata"]
-        if present is None:
-            return await self._port.apply(manifest, manager=OPERATOR)
+        only_new = manifest | {"metadata": metadata | {"resourceVersion": ABSENT}}
+        try:
+            return await self._port.apply(only_new, manager=OPERATOR)
+        except Stale:
+            present = await self._port.get(kind_of(manifest), metadata["namespace"], metadata["name"])
+            if present is None:
+                raise
+        # It may be ours, and have lost the label that the watch goes by.
+        return await self._write(manifest, present) if is_ours(present, service) else None
+
+    async def _write(self, manifest: Manifest, present: Manifest) -> Manifest:
+        metadata = manifest["metadata"]
         # The uid is a precondition: what has taken the place of our child since is not applied over.
         manifest = manifest | {"metadata": metadata | {"uid": present["metadata"]["uid"]}}
         try:

@@ -87,7 +87,7 @@ class FakeCluster:
         self.refusals = 0
         self._objects: dict[Kind, dict[Key, Manifest]] = {kind: {} for kind in KINDS.values()}
         self._applied: defaultdict[tuple[Kind, Key], dict[str, Manifest]] = defaultdict(dict)
-        self._version = 0
+        self._version = 1  # no object of an API server has this one
         self._uids = itertools.count(1)
         self._tokens = itertools.count(1)
         self._pages: dict[str, Page] = {}
@@ -199,6 +199,9 @@ class FakeCluster:
         live = self._objects[kind].get(key)
         self._check_uid(manifest, live)
         sent = copy.deepcopy({name: value for name, value in manifest.items() if name != "status"})
+        version = sent["metadata"].pop("resourceVersion", None)
+        if live is not None and version not in {None, live["metadata"]["resourceVersion"]}:
+            raise Stale(f'{kind.plural} "{key[1]}" has been modified; apply your changes to the latest version')
         merged = self._merge_applied(kind, key, manager, sent, live)
         if kind is SERVICE:
             _check_port_names(merged)

@@ -5,7 +5,11 @@ from typing import Protocol
 
 from octavo_operator.api.names import Kind, Manifest
 
-__all__ = ["ClusterPort", "Page"]
+__all__ = ["ABSENT", "ClusterPort", "Page"]
+
+
+ABSENT = "1"
+"""A resourceVersion that no object has: as a precondition it lets an apply only create."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class ClusterPort(Protocol):
     async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Server-side apply, taking over fields that other managers own.
 
-        A `metadata.uid` in the manifest is a precondition: Stale is raised when the object is another one by now.
+        A `metadata.uid` in the manifest is a precondition: Stale is raised when the object is another one by now. A
+        `metadata.resourceVersion` is one where there is an object: Stale is raised when it has another version.
 
         Returns:
             The object as it is now.
