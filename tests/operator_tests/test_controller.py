@@ -86,6 +86,29 @@ async def test_run_serves_what_was_there_and_what_comes(cluster: FakeCluster) ->
         await until(lambda: len(cluster.all(SERVICE)) == 2)
 
 
+async def test_run_looks_at_an_edit_while_every_worker_is_busy(cluster: FakeCluster) -> None:
+    cluster.put(inference_service(**LOCAL))
+    operator = Operator(cluster)
+    async with running(operator):
+        await until(lambda: cluster.all(DEPLOYMENT))
+        answer = asyncio.Event()
+
+        async def look(key: Key) -> Outcome:
+            operator.looks.append(key)
+            if key != KEY:
+                await answer.wait()  # an API server that takes its time
+            return await operator.reconciler.reconcile(key)
+
+        operator.controller._look = look
+        for number in range(10):
+            cluster.put(inference_service(f"burst-{number}", **LOCAL))
+        await until(lambda: len(operator.controller._started) == 4)
+        cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(replicas=3))
+        await until(lambda: cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == 3)
+        answer.set()
+        await until(lambda: len(cluster.all(DEPLOYMENT)) == 11)
+
+
 async def test_run_takes_in_every_page_of_a_list(cluster: FakeCluster) -> None:
     names = [f"chat-{number}" for number in range(5)]
     for name in names:

@@ -40,7 +40,7 @@ class Controller:
         look: the reconciler's look at one key.
         metrics: counters.
         namespaces: the namespaces to list; none means all.
-        workers: how many looks run at once.
+        workers: how many looks run at once; one more is for edits alone.
         resync_seconds: time between complete lists.
         turn: set when the workers may begin; until then they only learn what there is. None: at once.
     """
@@ -115,6 +115,8 @@ class Controller:
             tasks.create_task(self._list_forever(), name="complete lists")
             for number in range(self._workers):
                 tasks.create_task(self._work(), name=f"worker {number}")
+            # An edit overtakes a burst in the queue; it shall not wait for the looks that are under way either.
+            tasks.create_task(self._work(urgent_only=True), name="worker for edits")
 
     def _add(self, keys: Iterable[Key], *, urgent: bool = False) -> None:
         for key in sorted(keys):  # sets have another order in each process, and a run must be repeatable
@@ -156,12 +158,12 @@ class Controller:
                 self._add(self._store.prune(kind, scope, listed, page.version))
                 return
 
-    async def _work(self) -> None:
+    async def _work(self, *, urgent_only: bool = False) -> None:
         await self._listed.wait()
         if self._turn is not None:
             await self._turn.wait()
         while True:
-            key = self._queue.take(_clock())
+            key = self._queue.take(_clock(), urgent_only=urgent_only)
             if key is None:
                 await self._sleep()
                 continue
