@@ -227,7 +227,7 @@ class Reconciler:
             metadata = manifest["metadata"]
             before = memory.applied.get(kind)
             repeats = before is not None and before.sent == digest(manifest)
-            repairs = memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE))
+            repairs = memory.repairs.get(kind, ())
             if repeats and len(repairs) == REPAIRS_PER_MINUTE and self._monotonic() - repairs[0] < 60:
                 problems.append(_contested(manifest))
                 continue
@@ -247,7 +247,7 @@ class Reconciler:
             memory.applied[kind] = remember(manifest, answer)
             if repeats:
                 # Only what was done counts: attempts while the API server is away are nobody's contest.
-                repairs.append(self._monotonic())
+                memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE)).append(self._monotonic())
             repaired = repair(manifest, observed, answer, repeats=repeats)
             made = () if repeats else decisions.get(kind, ())
             memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
