@@ -20,7 +20,7 @@ from aiohttp import web
 
 from bench.report import say
 from cluster.layout import Layout
-from operator_harness import FaultyProxy
+from faulty_proxy import FaultyProxy
 
 __all__ = [
     "NAMESPACE",

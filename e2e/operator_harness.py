@@ -1,4 +1,4 @@
-"""What the operator's stories share: kubectl, the operator as a process on this machine, and a proxy that fails.
+"""What the operator's stories share: kubectl, the operator as a process on this machine, and a world for it.
 
 The operator runs with the rights that the chart grants it and no others, so that every story is also a test of the
 role. An operator that is installed in the cluster is paused meanwhile: two would fight over the same objects.
@@ -6,26 +6,20 @@ role. An operator that is installed in the cluster is paused meanwhile: two woul
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import json
 import signal
-import ssl
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-import aiohttp
 import yaml
-from aiohttp import web
 
 from cluster.layout import REPOSITORY
 
@@ -39,13 +33,13 @@ NO_IMAGE = "NOT-AN-IMAGE"
 
 
 PROGRAM = """#!/usr/bin/env python3
-import http.server, signal, sys
+import http.server, os, signal, sys
 if sys.argv[1] == "plan":
     sys.exit(0)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200)
+        self.send_response(503 if self.path == "/readyz" and "UNREADY" in os.environ else 200)
         self.end_headers()
     def log_message(self, *_):
         pass
@@ -54,6 +48,32 @@ http.server.ThreadingHTTPServer(("", 8000), Handler).serve_forever()
 
 STUB = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "stub"}, "data": {"octavo": PROGRAM}}
 """What serves in the place of `octavo` in the pods of `stubbed`; it must be in their namespace."""
+
+BEYOND_THE_POD: dict[str, tuple[str, Manifest]] = {
+    "volume of the node": ("hostPath", {"volumes": [{"name": "node", "hostPath": {"path": "/"}}]}),
+    "network of the node": ("hostNamespaces", {"hostNetwork": True}),
+    "processes of the node": ("hostNamespaces", {"hostPID": True}),
+    "memory of the node": ("hostNamespaces", {"hostIPC": True}),
+    **{
+        next(iter(context)): (
+            "privileged",
+            {
+                "initContainers": [
+                    {"name": "plain", "image": NO_IMAGE},
+                    {"name": "own", "image": NO_IMAGE, "securityContext": context},
+                ]
+            },
+        )
+        for context in (
+            {"privileged": True},
+            {"allowPrivilegeEscalation": True},
+            {"runAsUser": 0},
+            {"runAsNonRoot": False},
+            {"capabilities": {"add": ["NET_BIND_SERVICE", "SYS_PTRACE"]}},
+        )
+    },
+}
+"""What `podTemplate.spec` must not have, by name: the privilege that would allow it, and the fields."""
 
 
 def eventually(read: Callable[[], T], seconds: float = 10.0, *, every: float = 0.05) -> T:
@@ -279,8 +299,15 @@ class World:
 
 
 @contextmanager
-def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[World]:
-    """Prepares a cluster for the operator's stories, and leaves it as it was."""
+def operator_world(kubectl: Path, helm: Path, kubeconfig: Path, *, policy: bool = True) -> Iterator[World]:
+    """Prepares a cluster for the operator's stories, and leaves it as it was.
+
+    Args:
+        kubectl: the program.
+        helm: the program.
+        kubeconfig: the administrator's.
+        policy: whether the chart's admission policy is at the door.
+    """
     admin = Kubectl(kubectl, kubeconfig)
     with tempfile.TemporaryDirectory(prefix="octavo-stories-") as folder, _others_paused(admin):
         was_there = not admin.run("get", "-f", str(CRD)).returncode
@@ -289,12 +316,14 @@ def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[Worl
         eventually(lambda: admin("wait", "--for=condition=Established", "-f", str(CRD)))
         release = f"octavo-{uuid.uuid4().hex[:8]}"
         home = f"{release}-operator"
-        rights = _chart_rights(helm, release, home)
+        rights = _chart_manifests(helm, release, home, *["rbac", "policy"][: 1 + policy])
         admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": home}})
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": home}}
         admin.within(home).apply(account, *rights)
         world = World(admin, Path(folder), home)
         try:
+            if policy:
+                eventually(lambda: _is_guarded(admin.within(home)))
             yield world
         finally:
             admin("delete", "namespace", "--wait=false", "--ignore-not-found", home, *world.namespaces)
@@ -306,10 +335,24 @@ def operator_world(kubectl: Path, helm: Path, kubeconfig: Path) -> Iterator[Worl
                 admin("delete", "-f", str(CRD))
 
 
-def _chart_rights(helm: Path, release: str, namespace: str) -> list[Manifest]:
-    """The roles of the chart and their bindings."""
+def _is_guarded(kubectl: Kubectl) -> bool:
+    """Whether the API server has come to enforce the admission policy."""
+    _, pod = BEYOND_THE_POD["network of the node"]
+    spec = {"model": {"uri": "file:///model"}, "podTemplate": {"spec": pod}}
+    manifest = {
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "x"},
+        "spec": spec,
+    }
+    return "is not allowed" in kubectl.run("create", "--dry-run=server", "-f", "-", given=manifest).stderr
+
+
+def _chart_manifests(helm: Path, release: str, namespace: str, *templates: str) -> list[Manifest]:
+    """What some templates of the chart make."""
     command: list[str | Path] = [
-        *(helm, "template", release, CHART, f"--namespace={namespace}", "--show-only=templates/rbac.yaml"),
+        *(helm, "template", release, CHART, f"--namespace={namespace}"),
+        *(f"--show-only=templates/{name}.yaml" for name in templates),
         *("--kube-version=1.34.0", "--set=image.repository=none,runtimeImage.repository=none"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -318,7 +361,7 @@ def _chart_rights(helm: Path, release: str, namespace: str) -> list[Manifest]:
 
 @contextmanager
 def _others_paused(admin: Kubectl) -> Iterator[None]:
-    """Scales operators that the chart has installed to zero, and back."""
+    """Scales operators that the chart has installed to zero and lets their policies only audit, and back."""
     label = "--selector=app.kubernetes.io/name=octavo-operator"
     installed = admin.get("deployments", "--all-namespaces", label)
 
@@ -326,109 +369,23 @@ def _others_paused(admin: Kubectl) -> Iterator[None]:
         kubectl = admin.within(one["metadata"]["namespace"])
         kubectl("scale", f"deployment/{one['metadata']['name']}", f"--replicas={replicas}")
 
+    bindings = admin.get("validatingadmissionpolicybindings", label)
+
+    def bind(action: str) -> None:
+        for one in bindings:
+            name = f"validatingadmissionpolicybinding/{one['metadata']['name']}"
+            admin.patch(name, {"spec": {"validationActions": [action]}})
+
     for one in installed:
         scale(one, 0)
+    bind("Audit")
     eventually(lambda: not admin.get("pods", "--all-namespaces", label), 60)
     try:
         yield
     finally:
+        bind("Deny")
         for one in installed:
             scale(one, one["spec"]["replicas"])
-
-
-class FaultyProxy:
-    """A way to the API server that can fail: every request passes through, until it is told otherwise.
-
-    Attributes:
-        down: answers 503 to everything.
-        gone_watches: how many of the next watches have expired: 410 Gone as their only event, as an API server does it.
-        missing: a resource that is answered 404, as if its CRD were not there.
-    """
-
-    def __init__(self, cluster: Mapping[str, str]) -> None:
-        self._upstream = cluster["server"]
-        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
-        self._tls = ssl.create_default_context(cadata=authority)
-        self.down = False
-        self.gone_watches = 0
-        self.missing = ""
-        self.port = free_port()
-        self._loop = asyncio.new_event_loop()
-        self._streams: set[asyncio.Task[Any]] = set()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cut_watches()
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def cut_watches(self) -> None:
-        """Ends every open watch."""
-        for stream in list(self._streams):
-            self._loop.call_soon_threadsafe(stream.cancel)
-
-    async def _serve(self) -> None:
-        self._connector = aiohttp.TCPConnector()
-        self._session = aiohttp.ClientSession(connector=self._connector, auto_decompress=False)
-        application = web.Application(client_max_size=2**24)
-        application.router.add_route("*", "/{path:.*}", self._pass_on)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-
-    async def _end(self) -> None:
-        await self._runner.cleanup()
-        await self._connector.close(abort_ssl=True)
-        await self._session.close()
-        await asyncio.sleep(0.1)  # an aborted transport closes its socket in one of the loop's next rounds
-
-    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
-        if self.down:
-            return web.json_response({"kind": "Status", "message": "the proxy plays dead"}, status=503)
-        if self.missing and f"/{self.missing}" in request.path:
-            return web.Response(status=404, text="404 page not found\n")
-        watching = request.query.get("watch") in {"true", "1"}
-        if watching and self.gone_watches > 0:
-            self.gone_watches -= 1
-            status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
-            return web.json_response({"type": "ERROR", "object": status})
-        headers = {
-            name: value for name, value in request.headers.items() if name.lower() not in {"host", "content-length"}
-        }
-        body = await request.read() or None
-        url = self._upstream + request.raw_path
-        async with self._session.request(request.method, url, headers=headers, data=body, ssl=self._tls) as answer:
-            response = web.StreamResponse(status=answer.status)
-            for name in ("Content-Type", "Content-Encoding"):
-                if name in answer.headers:
-                    response.headers[name] = answer.headers[name]
-            await response.prepare(request)
-            task = asyncio.current_task()
-            assert task is not None
-            if watching:
-                self._streams.add(task)
-            try:
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-            finally:
-                self._streams.discard(task)
-                if answer.connection is not None and answer.connection.transport is not None:
-                    # Cut short: a TLS farewell would outlive the loop.
-                    answer.connection.transport.abort()
-            await response.write_eof()
-            return response
 
 
 def fetch(url: str) -> tuple[int, str]:

@@ -10,6 +10,7 @@ import pytest
 from cluster import images, lifecycle
 from cluster.layout import DEFAULT_STATE, Layout
 from cluster.progress import Progress
+from demo_harness import ISVC, Demo, run_demo
 from operator_harness import Kubectl
 
 
@@ -38,3 +39,15 @@ def kubectl(cluster: Layout) -> Iterator[Kubectl]:
     admin("create", "namespace", name)
     yield admin.within(name)
     admin("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def demo(cluster: Layout) -> Iterator[Demo]:
+    """The demo's service; where none was before, none is left."""
+    path = cluster.state / "bin"
+    kubectl = Kubectl(path / "kubectl", cluster.kubeconfig)
+    was_there = kubectl.run("get", ISVC, "smollm2").returncode == 0
+    output = run_demo(path=path)
+    yield Demo(kubectl, output, path)
+    if not was_there:
+        kubectl("delete", ISVC, "smollm2")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cluster.layout import REPOSITORY, Layout
-from operator_harness import Kubectl, World, operator_world
+from operator_harness import BEYOND_THE_POD, Kubectl, World, eventually, operator_world
 
 pytestmark = pytest.mark.cluster
 
@@ -42,6 +42,10 @@ def runtime(**fields: Any) -> dict[str, Any]:
 
 def pod(**fields: Any) -> dict[str, Any]:
     return {"podTemplate": {"spec": fields}}
+
+
+def init(**fields: Any) -> dict[str, Any]:
+    return pod(initContainers=[{"name": "mine", "image": "image", **fields}])
 
 
 def volume(**fields: Any) -> dict[str, Any]:
@@ -112,18 +116,30 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"drainSeconds": -1}}, "greater than or equal to 0"),
     ({"service": {"port": 0}}, "greater than or equal to 1"),
     ({"service": {"type": "ExternalName"}}, 'supported values: "ClusterIP", "NodePort", "LoadBalancer"'),
-    (pod(hostNetwork=True), "hostNetwork, hostPID and hostIPC are refused"),
-    (pod(hostPID=False), "hostNetwork, hostPID and hostIPC are refused"),
-    (pod(serviceAccountName="admin"), "serviceAccountName is not built yet"),
-    (pod(containers=[{"name": "mine", "securityContext": {"privileged": True}}]), "containers and initContainers are not built yet"),
-    (pod(initContainers=[{"name": "mine"}]), "containers and initContainers are not built yet"),
+    (pod(containers=[{"name": "mine"}]), "containers are refused: runtime and resources describe the server container"),
+    (pod(initContainers=[{"name": "mine"}]), "spec.podTemplate.spec.initContainers[0].image: Required value"),
+    (init(name="plan"), "server and plan belong to the operator"),
+    (init(name="Mine"), "a container's name is lower-case letters"),
+    (init(restartPolicy="Never"), 'supported values: "Always"'),
+    (init(volumeMounts=[{"name": "nowhere", "mountPath": "/x"}]), "must be a volume of podTemplate.spec.volumes, or model, tmp or shm"),
+    (init(securityContext={"procMount": "Unmasked"}), "unknown field"),
+    (init(ports=[{"hostPort": 80}]), "unknown field"),
+    (init(envFrom=[{"prefix": "X_"}]), "envFrom needs exactly one of configMapRef and secretRef"),
+    (runtime(envFrom=[{}]), "envFrom needs exactly one of configMapRef and secretRef"),
+    (pod(dnsPolicy="Mine"), 'supported values: "ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"'),
+    (pod(resourceClaims=[{"name": "gpu"}]), "a resource claim needs exactly one of resourceClaimName and resourceClaimTemplateName"),
+    ({"resources": {"claims": [{"name": "gpu"}]}}, "each name in resources.claims must be one of podTemplate.spec.resourceClaims"),
+    (pod(nodeName="node"), 'unknown field "spec.podTemplate.spec.nodeName"'),
+    (pod(automountServiceAccountToken=True), 'unknown field "spec.podTemplate.spec.automountServiceAccountToken"'),
     (pod(securityContext={"runAsUser": 0}), "runAsUser must be above 0: the pods never run as root"),
     (pod(securityContext={"privileged": True}), 'unknown field "spec.podTemplate.spec.securityContext.privileged"'),
     (pod(tolerations=[{"operator": "exists"}]), 'supported values: "Exists", "Equal"'),
-    (volume(hostPath={"path": "/"}), "hostPath volumes are refused"),
-    (volume(), "exactly one of configMap, secret, persistentVolumeClaim and emptyDir"),
-    (volume(emptyDir={}, secret={"secretName": "s"}), "exactly one of configMap, secret, persistentVolumeClaim and emptyDir"),
-    (volume(projected={"sources": []}), 'unknown field "spec.podTemplate.spec.volumes[0].projected"'),
+    (volume(), "a volume needs exactly one of configMap, secret, persistentVolumeClaim, emptyDir"),
+    (volume(emptyDir={}, secret={"secretName": "s"}), "a volume needs exactly one of configMap, secret, persistentVolumeClaim, emptyDir"),
+    (volume(hostPath={"path": "/"}, emptyDir={}), "a volume needs exactly one of"),
+    (volume(projected={"sources": [{"serviceAccountToken": {"path": "token"}}]}), "serviceAccountToken is refused"),
+    (volume(projected={"sources": [{}]}), "a source needs exactly one of configMap, secret and downwardAPI"),
+    (volume(nfs={"server": "s", "path": "/"}), 'unknown field "spec.podTemplate.spec.volumes[0].nfs"'),
     (pod(volumes=[{"name": "model", "emptyDir": {}}]), "model, tmp and shm belong to the operator"),
     ({"podTemplate": {"metadata": {"labels": {"octavo.dev/inferenceservice": "x"}}}}, "belong to the operator"),
     ({"model": {}}, "spec.model.uri: Required value"),
@@ -149,6 +165,44 @@ TAKEN: list[dict[str, Any]] = [
         **volume(configMap={"name": "c"}),
     },
     pod(topologySpreadConstraints=[{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]),
+    pod(hostPID=False, serviceAccountName="reader", dnsPolicy="None", dnsConfig={"nameservers": ["192.0.2.1"]}),
+    pod(hostAliases=[{"ip": "192.0.2.1", "hostnames": ["a"]}], priorityClassName="p", runtimeClassName="r"),
+    init(volumeMounts=[{"name": "model", "mountPath": "/m"}], restartPolicy="Always", imagePullPolicy="Never"),
+    init(
+        securityContext={
+            "runAsUser": 1,
+            "runAsNonRoot": True,
+            "privileged": False,
+            "capabilities": {"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]},
+        }
+    ),
+    init(envFrom=[{"secretRef": {"name": "s"}}], env=[{"name": "A"}], resources={"limits": {"cpu": "1"}}, args=["-v"]),
+    {**runtime(envFrom=[{"prefix": "X_", "configMapRef": {"name": "c", "optional": True}}])},
+    {
+        "resources": {"claims": [{"name": "gpu", "request": "one"}]},
+        **pod(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpu"}]),
+    },
+    volume(
+        projected={
+            "sources": [
+                {"secret": {"name": "s"}},
+                {"downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}},
+            ]
+        }
+    ),
+    volume(csi={"driver": "example.com", "volumeAttributes": {"a": "b"}, "nodePublishSecretRef": {"name": "s"}}),
+    volume(
+        ephemeral={
+            "volumeClaimTemplate": {
+                "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+            }
+        }
+    ),
+    volume(
+        downwardAPI={
+            "items": [{"path": "cpus", "resourceFieldRef": {"containerName": "server", "resource": "limits.cpu"}}]
+        }
+    ),
 ]
 
 
@@ -157,6 +211,15 @@ def test_apply_refused_with_a_sentence(kubectl: Kubectl, changes: dict[str, Any]
     done = kubectl.run("apply", "--dry-run=server", "-f", "-", given=manifest(changes))
     assert done.returncode == 1
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("what", BEYOND_THE_POD)
+def test_apply_of_what_reaches_beyond_the_pod_is_refused_at_the_door(kubectl: Kubectl, what: str) -> None:
+    privilege, fields = BEYOND_THE_POD[what]
+    done = kubectl.run("apply", "--dry-run=server", "-f", "-", given=manifest(pod(**fields)))
+    assert done.returncode == 1
+    assert "is not allowed: it reaches beyond the pod" in done.stderr
+    assert f"to add {privilege} to the chart's value allow" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["a" * 64, "1st", "a.b", "a-"])
@@ -209,3 +272,54 @@ def test_scale_is_bounded_too(kubectl: Kubectl) -> None:
     assert done.returncode == 1
     assert "less than or equal to 10000" in done.stderr
     kubectl("delete", "isvc", "chat")
+
+
+AUTHOR_RULES = [
+    {
+        "apiGroups": ["octavo.dev"],
+        "resources": ["inferenceservices", "inferenceservices/scale"],
+        "verbs": ["get", "create", "update", "patch", "delete"],
+    }
+]
+
+
+@pytest.fixture
+def author(world: World) -> tuple[Kubectl, str]:
+    """An account that may do everything with InferenceServices, and nothing else."""
+    kubectl = world.namespace()
+    kubectl("create", "serviceaccount", "author")
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "author"}}
+    kubectl.apply(role | {"rules": AUTHOR_RULES})
+    kubectl("create", "rolebinding", "author", "--role=author", f"--serviceaccount={kubectl.namespace}:author")
+    flag = f"--as=system:serviceaccount:{kubectl.namespace}:author"
+    eventually(lambda: kubectl.run("auth", "can-i", "create", "inferenceservices.octavo.dev", flag).returncode == 0)
+    return kubectl, flag
+
+
+def test_author_needs_the_right_to_create_deployments(author: tuple[Kubectl, str]) -> None:
+    kubectl, flag = author
+    done = kubectl.run("apply", flag, "-f", "-", given=manifest({}))
+    assert done.returncode == 1
+    assert "must be allowed to create deployments and services there, as by the role edit" in done.stderr
+    kubectl("create", "rolebinding", "edit", "--clusterrole=edit", f"--serviceaccount={kubectl.namespace}:author")
+    eventually(lambda: kubectl.run("apply", flag, "-f", "-", given=manifest({})).returncode == 0)
+    kubectl("delete", "isvc", "chat")
+
+
+def test_author_without_that_right_scales_annotates_and_deletes_and_changes_no_spec(
+    author: tuple[Kubectl, str],
+) -> None:
+    kubectl, flag = author
+    kubectl.apply(manifest({}))
+    kubectl("scale", "isvc/chat", "--replicas=3", flag)
+    kubectl("annotate", "isvc/chat", "note=x", flag)
+    done = kubectl.run("patch", "isvc", "chat", "--type=merge", '--patch={"spec":{"replicas":4}}', flag)
+    assert done.returncode == 1
+    assert "must be allowed to create deployments" in done.stderr
+    assert kubectl.get("isvc", "chat")["spec"]["replicas"] == 3
+    kubectl.patch("isvc/chat", {"metadata": {"finalizers": ["example.com/hold"]}})
+    kubectl("delete", "isvc", "chat", "--wait=false", flag)
+    # Whatever is still written to an object that is going must not keep it.
+    patch = '{"metadata":{"finalizers":null},"spec":{"replicas":0}}'
+    kubectl("patch", "isvc", "chat", "--type=merge", f"--patch={patch}", flag)
+    eventually(lambda: kubectl.run("get", "isvc", "chat").returncode)

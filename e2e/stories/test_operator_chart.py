@@ -34,6 +34,10 @@ def helm(cluster: Layout, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("image.repository=a", "runtimeImage.repository is required, such as registry.example/you/octavo-runtime"),
         ("image.repository=a,runtimeImage.repository=b,watchNamespace=x", "'watchNamespace' not allowed"),
         ("image.repository=a,runtimeImage.repository=b,logLevel=loud", "logLevel"),
+        (
+            "image.repository=a,runtimeImage.repository=b,allow={root}",
+            "must be one of 'hostPath', 'hostNamespaces', 'privileged'",
+        ),
     ],
 )
 def test_chart_refuses_with_a_sentence(cluster: Layout, settings: str, sentence: str) -> None:
@@ -55,6 +59,7 @@ def installed(world: World, cluster: Layout, image_references: dict[str, str]) -
         "watchNamespaces": f"{{{kubectl.namespace}}}",
         "crds.enabled": "false",
         "rbac.aggregate": "false",
+        "admissionPolicy.enabled": "false",
         "resources.requests.cpu": "10m",
     }
     place = ["--namespace", kubectl.namespace]

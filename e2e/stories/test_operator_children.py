@@ -117,11 +117,13 @@ EDITS: dict[str, tuple[str, Any, str]] = {
     "second port": ("service", [{"op": "add", "path": "/spec/ports/-", "value": {"name": "x", "port": 9}}], "json"),
     "target": ("service", [{"op": "replace", "path": "/spec/ports/0/targetPort", "value": 81}], "json"),
     "selector": ("service", {"spec": {"selector": {"octavo.dev/inferenceservice": "other"}}}, "merge"),
+    "selector narrowed": ("service", {"spec": {"selector": {"a": "b"}}}, "merge"),
     "type": ("service", {"spec": {"type": "NodePort"}}, "merge"),
     "labels": ("service", {"metadata": {"labels": None}}, "merge"),
     "owner": ("deployment", {"metadata": {"ownerReferences": None}}, "merge"),
     "policy opened": ("networkpolicy", {"spec": {"ingress": [{}]}}, "merge"),
-    "policy of other pods": ("networkpolicy", {"spec": {"podSelector": {"matchLabels": {"a": "b"}}}}, "merge"),
+    "policy narrowed": ("networkpolicy", {"spec": {"podSelector": {"matchLabels": {"a": "b"}}}}, "merge"),
+    "budget narrowed": ("poddisruptionbudget", {"spec": {"selector": {"matchLabels": {"a": "b"}}}}, "merge"),
     "budget of none": ("poddisruptionbudget", {"spec": {"maxUnavailable": 0}}, "merge"),
     "budget of the healthy": ("poddisruptionbudget", {"spec": {"unhealthyPodEvictionPolicy": None}}, "merge"),
 }
@@ -162,14 +164,43 @@ def test_child_deleted_returns(edited: Kubectl, kind: str) -> None:
     eventually(lambda: edited.get(kind, "chat")["metadata"]["uid"] != before, REPAIR_SECONDS)
 
 
+def test_longest_name_has_all_its_children(kubectl: Kubectl) -> None:
+    """63 characters: what is made of it is longer, and cut where a label or a host's name must not be."""
+    name = "n" * 63
+    kubectl.apply(service(name))
+    pod = eventually(lambda: kubectl.get("pods")[0], 20)
+    assert pod["metadata"]["labels"]["octavo.dev/inferenceservice"] == name
+    assert len(pod["metadata"]["name"]) <= 63
+    assert kubectl.get("service", name)
+    (revision,) = kubectl.get("controllerrevisions")
+    assert revision["metadata"]["name"].startswith(f"{name}-")
+    eventually(lambda: condition(kubectl.get("isvc", name))["reason"] == "InvalidImageName", 30)
+    eventually(lambda: [one["reason"] for one in kubectl.get("events", f"--field-selector=involvedObject.name={name}")])
+
+
+def test_second_writer_is_told_and_not_fought_for_ever(kubectl: Kubectl) -> None:
+    created(kubectl)
+
+    def interfere() -> bool:
+        kubectl.patch("deployment/chat", {"spec": {"paused": True}})
+        return reason(kubectl) == "Contested"
+
+    eventually(interfere, 30)
+    assert "something keeps changing Deployment chat back" in condition(kubectl.get("isvc", "chat"))["message"]
+
+
 def test_what_others_add_to_a_child_stays(kubectl: Kubectl) -> None:
     created(kubectl)
     kubectl("annotate", "deployment", "chat", "theirs=1")
     kubectl("label", "service", "chat", "theirs=2")
+    sidecar = {"name": "theirs", "image": "NOT-AN-IMAGE"}
+    kubectl.patch("deployment/chat", {"spec": {"template": {"spec": {"containers": [sidecar]}}}}, "strategic")
     kubectl("scale", "isvc/chat", "--replicas=2")
     eventually(lambda: kubectl.get("deployment", "chat")["spec"]["replicas"] == 2)
     assert kubectl.get("deployment", "chat")["metadata"]["annotations"]["theirs"] == "1"
     assert kubectl.get("service", "chat")["metadata"]["labels"]["theirs"] == "2"
+    containers = kubectl.get("deployment", "chat")["spec"]["template"]["spec"]["containers"]
+    assert sorted(one["name"] for one in containers) == ["server", "theirs"]
 
 
 def test_field_left_out_of_the_spec_leaves_the_child(kubectl: Kubectl) -> None:

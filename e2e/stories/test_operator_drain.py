@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from cluster.layout import Layout
 from operator_harness import (
-    NO_IMAGE,
     STUB,
     Kubectl,
     OperatorProcess,
@@ -60,14 +60,14 @@ def node(kubectl: Kubectl) -> str:
     return str(only["metadata"]["name"])
 
 
-def apply(kubectl: Kubectl, image: str, replicas: int) -> None:
+def labelled(kubectl: Kubectl, image: str, replicas: int) -> dict[str, Any]:
     manifest = stubbed(image, gpus=0, replicas=replicas)
     manifest["spec"]["podTemplate"]["metadata"] = {"labels": {"story": kubectl.namespace}}
-    kubectl.apply(manifest)
+    return manifest
 
 
 def serve(kubectl: Kubectl, image: str, replicas: int) -> None:
-    apply(kubectl, image, replicas)
+    kubectl.apply(labelled(kubectl, image, replicas))
     eventually(lambda: condition(kubectl.get("isvc", "chat"))["status"] == "True", 60)
     eventually(lambda: allowed(kubectl) == 1)
 
@@ -109,9 +109,17 @@ def test_drain_takes_the_only_pod_of_a_service(kubectl: Kubectl, image: str) -> 
     assert done.returncode == 0, done.stderr
 
 
-def test_drain_does_not_wait_for_pods_that_do_not_serve(kubectl: Kubectl) -> None:
-    apply(kubectl, NO_IMAGE, replicas=3)
-    eventually(lambda: len(kubectl.get("pods")) == 3, 20)
-    eventually(lambda: condition(kubectl.get("isvc", "chat"))["reason"] == "InvalidImageName", 30)
+def test_drain_does_not_wait_for_pods_that_do_not_serve(kubectl: Kubectl, image: str) -> None:
+    """They run and are not ready, as pods that crash again and again do, or that load."""
+    manifest = labelled(kubectl, image, replicas=3)
+    manifest["spec"]["runtime"]["env"].append({"name": "UNREADY", "value": "1"})
+    kubectl.apply(manifest)
+
+    def running() -> list[Any]:
+        return [pod for pod in kubectl.get("pods") if pod["status"]["containerStatuses"][0].get("started")]
+
+    eventually(lambda: len(running()) == 3, 60)
+    assert serving(kubectl) == []
+    assert eventually(lambda: kubectl.get("poddisruptionbudget", "chat")["status"])["disruptionsAllowed"] == 0
     done = drain(kubectl, 60)
     assert done.returncode == 0, done.stderr

@@ -15,16 +15,18 @@ import pytest
 
 from cluster import namespaces
 from cluster.layout import Layout
+from faulty_proxy import FaultyProxy
+from octavo_operator.api.names import CHILDREN
 from octavo_operator.cluster.client import KubernetesClient
 from octavo_operator.promises import PROMISES
 from operator_harness import (
     NO_IMAGE,
-    FaultyProxy,
     Kubectl,
     OperatorProcess,
     World,
     condition,
     eventually,
+    fetch,
     operator_world,
     process_named,
 )
@@ -145,8 +147,12 @@ def test_silent_api_server_is_waited_for(kubectl: Kubectl, operator: OperatorPro
     assert operator.is_ready()
 
 
-def test_outage_is_survived_and_mended_soon(kubectl: Kubectl, proxied: OperatorProcess, proxy: FaultyProxy) -> None:
+@pytest.mark.parametrize("status", [503, 500, 403])
+def test_outage_is_survived_and_mended_soon(
+    kubectl: Kubectl, proxied: OperatorProcess, proxy: FaultyProxy, status: int
+) -> None:
     created(kubectl)
+    proxy.status = status
     proxy.down = True
     proxy.cut_watches()
     kubectl("delete", "service", "chat")
@@ -199,6 +205,25 @@ def test_gap_in_the_watches_loses_nothing(kubectl: Kubectl, proxied: OperatorPro
     follows(kubectl, 2, SOON)
 
 
+def test_silent_watch_is_told_by_livez(world: World, kubectl: Kubectl, proxy: FaultyProxy) -> None:
+    """It stays open and lists work: the operator still follows, late, and asks to be started anew."""
+    process = world.operator("--resync-seconds=5", server=proxy.url)
+    process.start()
+    try:
+        created(kubectl)
+        proxy.mute = True
+        follows(kubectl, 1, 10)  # by the list; the answer to its own write must not count as news from the watch
+        livez = f"http://127.0.0.1:{process.port}/livez"
+        assert fetch(livez)[0] == 200
+        eventually(lambda: fetch(livez)[0] == 503, 110, every=1.0)
+        found = fetch(livez)[1]
+        assert "watches that deliver nothing any more" in found
+        assert "InferenceService" in found
+        assert "silent watches" in process.log.read_text()
+    finally:
+        assert process.stop() == 0
+
+
 def test_namespaced_operator_needs_roles_only(world: World, kubectl: Kubectl) -> None:
     """In the namespaces that it is given, with a Role in each and no rights on the cluster."""
     other = world.namespace()
@@ -227,14 +252,14 @@ def test_role_grants_these_rights_and_no_others(world: World) -> None:
     """What each is for; that none is missing all the other stories show."""
     rules = world.admin.get("clusterrole", world.home)["rules"]
     granted = sorted(f"{resource} {verb}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"])
-    children = [
-        f"{kind} {verb}" for kind in ("deployments", "services") for verb in ("create", "get", "list", "patch", "watch")
-    ]
+    children = [f"{kind.plural} {verb}" for kind in CHILDREN for verb in ("create", "get", "list", "patch", "watch")]
     watched = ["inferenceservices list", "inferenceservices watch", "pods list", "pods watch"]
+    scaling = ["inferenceservices/scale patch", "pods patch"]
+    read = ["persistentvolumeclaims get", "serviceaccounts get"]
     revisions = [f"controllerrevisions {verb}" for verb in ("create", "delete", "list", "patch", "watch")]
     told = ["events create", "events get", "events patch"]
     assert granted == sorted(
-        [*children, *revisions, *watched, *told, "inferenceservices/status patch", "persistentvolumeclaims get"]
+        [*children, *revisions, *watched, *scaling, *read, *told, "inferenceservices/status patch"]
     )
     create, use = world.admin.within(world.home).get("role", f"{world.home}-lease")["rules"]
     assert (create["resources"], create["verbs"]) == (["leases"], ["create"])

@@ -5,6 +5,7 @@ The node's GPUs are numbers without a device. The server is a stub, put in the w
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Iterator
@@ -64,6 +65,13 @@ def templates(kubectl: Kubectl) -> list[Manifest]:
     return [one for one in kubectl.get("controllerrevisions") if "template" in one["data"]]
 
 
+def decisions(kubectl: Kubectl) -> list[tuple[str, str]]:
+    """Subject and decision of each entry of the record."""
+    annotations = [one["metadata"].get("annotations", {}) for one in kubectl.get("controllerrevisions")]
+    (text,) = (one["octavo.dev/decisions"] for one in annotations if "octavo.dev/decisions" in one)
+    return [(entry["subject"], entry["decision"]) for entry in json.loads(text)]
+
+
 @pytest.fixture
 def gpus(cluster: Layout) -> Iterator[None]:
     """One GPU."""
@@ -119,6 +127,9 @@ def test_single_pod_on_the_last_gpu_is_replaced_by_nobody_s_hand(
     (new,) = pods(kubectl).values()
     assert "--max-num-seqs=8" in arguments(new)
     eventually(lambda: strategy(kubectl) == (1, 0))
+    eventually(lambda: decisions(kubectl)[-1] == ("Rollout", "maxSurge 1, maxUnavailable 0"))
+    assert decisions(kubectl)[0][0] == "Template"
+    assert ("Rollout", "maxSurge 0, maxUnavailable 1") in decisions(kubectl)
     writes = operator.writes()
     time.sleep(10)
     assert operator.writes() == writes

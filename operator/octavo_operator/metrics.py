@@ -31,6 +31,12 @@ class Metrics:
         self.watch_events = Counter(
             "octavo_operator_watch_events", "Events that the watches delivered.", ["kind"], registry=self.registry
         )
+        self.scrapes = Counter(
+            "octavo_operator_scrapes",
+            "Pods asked for their load, by outcome: ok, failed.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.queue_depth = Gauge(
             "octavo_operator_queue_depth", "InferenceServices that wait for a look.", registry=self.registry
         )

@@ -9,9 +9,12 @@ from typing import Any
 
 from octavo_operator.api.names import (
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     EVENT,
+    INFERENCE_SERVICE,
     LEASE,
     MANAGED_BY,
+    NETWORK_POLICY,
     OPERATOR,
     REVISION,
     SERVICE,
@@ -135,6 +138,42 @@ async def _quantities_are_rewritten(port: ClusterPort, namespace: str) -> None:
     assert answer["metadata"]["generation"] == 1
 
 
+async def _selectors_are_replaced_whole(port: ClusterPort, namespace: str) -> None:
+    spec: dict[Kind, Manifest] = {
+        SERVICE: _service(namespace)["spec"] | {"selector": {"app": "one"}},
+        NETWORK_POLICY: {"podSelector": {"matchLabels": {"app": "one"}}, "policyTypes": ["Ingress"]},
+        DISRUPTION_BUDGET: {"selector": {"matchLabels": {"app": "one"}}, "maxUnavailable": 1},
+    }
+    added: dict[Kind, Manifest] = {
+        SERVICE: {"selector": {"b": "2"}},
+        NETWORK_POLICY: {"podSelector": {"matchLabels": {"b": "2"}}},
+        DISRUPTION_BUDGET: {"selector": {"matchLabels": {"b": "2"}}},
+    }
+    for kind, fields in spec.items():
+        child = _child(kind, namespace, **fields)
+        first = await port.apply(child, manager="one")
+        changed = await port.merge(kind, namespace, "one", {"spec": added[kind]}, manager="two")
+        assert changed["spec"] != first["spec"]
+        assert (await port.apply(child, manager="one"))["spec"] == first["spec"]
+
+
+async def _items_have_the_order_in_which_they_were_applied(port: ClusterPort, namespace: str) -> None:
+    labels = {"app": "one"}
+
+    async def applied(*names: str) -> list[str]:
+        containers = [{"name": name, "image": "none"} for name in names]
+        template = {
+            "metadata": {"labels": labels},
+            "spec": {"initContainers": containers, "containers": [{"name": "server", "image": "none"}]},
+        }
+        manifest = _child(DEPLOYMENT, namespace, replicas=0, selector={"matchLabels": labels}, template=template)
+        answer = await port.apply(manifest, manager="one")
+        return [one["name"] for one in answer["spec"]["template"]["spec"]["initContainers"]]
+
+    for names in (["plan"], ["fetch", "plan"], ["proxy", "fetch", "plan"], ["fetch", "proxy", "plan"], ["plan"]):
+        assert await applied(*names) == names
+
+
 async def _events_are_counted(port: ClusterPort, namespace: str) -> None:
     reference = {"kind": "InferenceService", "namespace": namespace, "name": "one", "uid": "uid-1"}
     moment = "2026-01-01T00:00:00Z"
@@ -203,6 +242,19 @@ async def _revision_is_annotated_anew(port: ClusterPort, namespace: str) -> None
         assert (answer["data"], answer["revision"]) == (manifest["data"], number)
 
 
+async def _scale_sets_replicas_of_that_very_object(port: ClusterPort, namespace: str) -> None:
+    first = await port.apply(inference_service("one", namespace, replicas=2), manager="one")
+    await port.scale(INFERENCE_SERVICE, first, 3, manager="two")
+    second = await port.get(INFERENCE_SERVICE, namespace, "one")
+    assert second is not None
+    assert second["spec"] == first["spec"] | {"replicas": 3}
+    assert second["metadata"]["generation"] == first["metadata"]["generation"] + 1
+    another = {"metadata": first["metadata"] | {"uid": "another"}}
+    await _raises(Stale, port.scale(INFERENCE_SERVICE, another, 4, manager="two"))
+    await port.remove(INFERENCE_SERVICE, second)
+    await _raises(Gone, port.scale(INFERENCE_SERVICE, first, 4, manager="two"))
+
+
 def _condition(kind: str) -> Manifest:
     moment = "2026-01-01T00:00:00Z"
     return {"type": kind, "status": "True", "reason": "Ok", "message": "ok", "lastTransitionTime": moment}
@@ -226,8 +278,11 @@ PROMISES: dict[str, Callable[[ClusterPort, str], Awaitable[None]]] = {
     "renumbered port needs merge": _renumbered_port_needs_merge,
     "removes that very object": _removes_that_very_object,
     "revision is annotated anew": _revision_is_annotated_anew,
+    "scale sets replicas of that very object": _scale_sets_replicas_of_that_very_object,
     "status is apart": _status_is_apart,
     "quantities are rewritten": _quantities_are_rewritten,
+    "selectors are replaced whole": _selectors_are_replaced_whole,
+    "items have the order in which they were applied": _items_have_the_order_in_which_they_were_applied,
     "update replaces what it saw": _update_replaces_what_it_saw,
     "events are counted": _events_are_counted,
 }

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,25 +17,31 @@ from octavo_operator.api.names import (
     OPERATOR,
     REVISION,
     SERVICE,
+    SERVICE_ACCOUNT,
     STATUS_MANAGER,
     UPDATE_ANNOTATION,
     Key,
     Kind,
     Manifest,
 )
+from octavo_operator.api.privileges import Privilege
 from octavo_operator.api.service import InferenceService
+from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.core.report import Scaled
 from octavo_operator.cluster.port import ABSENT, ClusterPort
 from octavo_operator.core.containers import Cause
-from octavo_operator.core.decisions import Decision, deployment_decisions, record, repair, unpinned
+from octavo_operator.core.decisions import Decision, deployment_decisions, record, repair, scale_decision, unpinned
 from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.digest import digest
-from octavo_operator.core.events import ready_event
+from octavo_operator.core.events import ready_event, scale_event
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
+from octavo_operator.core.pods import told_plan
+from octavo_operator.core.privileges import account_refusal, refusal
 from octavo_operator.core.revision import Pinned, label_of, pin
 from octavo_operator.core.rollout import Replica, Stall, Step, next_step, replicas_of, surge_of
 from octavo_operator.core.setup import seconds_until_overdue
-from octavo_operator.core.status import desired_status, invalid_status, is_written, refuses_pods
+from octavo_operator.core.status import desired_status, is_written, refused_status, refuses_pods
 from octavo_operator.core.store import Store
 from octavo_operator.errors import ClusterError, Gone, Rejected, SpecInvalid, Stale
 from octavo_operator.metrics import Metrics
@@ -44,12 +50,13 @@ __all__ = ["Outcome", "Reconciler"]
 
 logger = logging.getLogger(__name__)
 
-CLAIM_FRESH_SECONDS = 60.0
-"""How long a bound claim is taken to be bound."""
+FRESH_SECONDS = 60.0
+"""How long a bound claim is taken to be bound, and an allowed service account to be allowed."""
 
 POLL_SECONDS = (2.0, 30.0)
 """How often is read again, at first and at most, what is waited for but not watched: a claim that is missing or
-unbound, and an object of someone else that bears a child's name. A watch would show all of their kind."""
+unbound, a service account that may not be used, and an object of someone else that bears a child's name. A watch would
+show all of their kind."""
 
 
 REPAIRS_PER_MINUTE = 10
@@ -76,11 +83,14 @@ class _Memory:
 
     applied: dict[Kind, Applied] = field(default_factory=dict)
     repairs: dict[Kind, deque[float]] = field(default_factory=dict)
+    taken: set[Kind] = field(default_factory=set)
     claim: tuple[str, ClaimPhase, float] | None = None
+    account: tuple[str, Cause | None, float] | None = None
     waiting_since: float | None = None
     stall: Stall | None = None
     decisions: list[tuple[datetime, Decision]] = field(default_factory=list)
     """Those that are carried out and not on record yet."""
+    scaled: Scaled | None = None
 
 
 class Reconciler:
@@ -92,14 +102,18 @@ class Reconciler:
         store: Store,
         metrics: Metrics,
         *,
+        autoscaler: Autoscaler,
         runtime_image: str,
+        allowed: Collection[Privilege] = (),
         now: Callable[[], datetime],
         monotonic: Callable[[], float],
     ) -> None:
         self._port = port
         self._store = store
         self._metrics = metrics
+        self._autoscaler = autoscaler
         self._render = partial(pod_template, runtime_image=runtime_image)
+        self._allowed = allowed
         self._now = now
         self._monotonic = monotonic
         self._memories: dict[Key, _Memory] = {}
@@ -115,6 +129,7 @@ class Reconciler:
         if observed is None or "deletionTimestamp" in observed.service["metadata"]:
             # The garbage collector removes the children by their ownerReferences.
             self._memories.pop(key, None)
+            self._autoscaler.forget(key)
             return Outcome()
         try:
             return await self._follow(key, observed, self._memories.setdefault(key, _Memory()))
@@ -126,13 +141,20 @@ class Reconciler:
         try:
             service = InferenceService.parse(observed.service)
         except SpecInvalid as error:
-            status = invalid_status(observed.service, str(error), self._now())
-            return Outcome(look_again_after=await self._write_status(observed, status))
+            return await self._refuse(observed, Cause(Reason.SPEC_INVALID, str(error)))
+        refused = await self._refusal(service, memory)
+        if refused is not None:
+            # An account is read again, since it is not watched.
+            patience = self._patience(memory, waits=memory.account is not None)
+            return await self._refuse(observed, refused, patience)
+        self._autoscaler.follow(service)
         claim = await self._claim_phase(service, memory)
         pinned = pin(service, observed, self._render)
-        pods = replicas_of(observed.pods, label_of(pinned.template), self._now())
+        label = label_of(pinned.template)
+        pods = replicas_of(observed.pods, label, self._now())
         step = self._step(service, pods, observed, memory)
-        desired = desired_children(service, pinned.template, step)
+        weights = (told_plan(observed.pods, label) or {}).get("weightsBytes", 0)
+        desired = desired_children(service, pinned.template, step, weights_bytes=weights)
         decisions = deployment_decisions(service, observed, pinned, step, pods)
         problems = await self._pin(pinned, memory)
         problems += await self._apply(desired, observed, memory, {DEPLOYMENT: decisions})
@@ -140,9 +162,17 @@ class Reconciler:
         if present is None or present.service["metadata"]["uid"] != service.uid:
             return Outcome()
         status = desired_status(
-            service, present, desired=desired, problems=problems, pending=pinned.pending, claim=claim, now=self._now()
+            service,
+            present,
+            desired=desired,
+            problems=problems,
+            pending=pinned.pending,
+            claim=claim,
+            scaling=self._autoscaler.report(key),
+            now=self._now(),
         )
         edited = await self._write_status(present, status)
+        memory.decisions += [(self._now(), one) for one in self._scaled(key, memory)]
         await self._record(service, present, memory)
         is_taken = any(problem.reason is Reason.NAME_TAKEN for problem in problems)
         dues = (
@@ -171,6 +201,14 @@ class Reconciler:
         )
         memory.stall = step.stall
         return step
+
+    def _scaled(self, key: Key, memory: _Memory) -> tuple[Decision, ...]:
+        """The autoscaler's last decision, if it was carried out since the last look."""
+        report = self._autoscaler.report(key)
+        if report is None or report.scaled is None or report.scaled == memory.scaled:
+            return ()
+        memory.scaled = report.scaled
+        return (scale_decision(report.scaled),)
 
     async def _pin(self, pinned: Pinned, memory: _Memory) -> list[Cause]:
         """Creates the revision of the template that is applied next, and deletes those that nobody needs any more."""
@@ -227,13 +265,17 @@ class Reconciler:
             metadata = manifest["metadata"]
             before = memory.applied.get(kind)
             repeats = before is not None and before.sent == digest(manifest)
-            repairs = memory.repairs.get(kind, ())
+            repairs = memory.repairs.get(kind) or deque()
             if repeats and len(repairs) == REPAIRS_PER_MINUTE and self._monotonic() - repairs[0] < 60:
                 problems.append(_contested(manifest))
                 continue
             try:
                 present = observed.children.get(kind)
-                answer = await (self._write(manifest, present) if present else self._create(manifest, observed.service))
+                answer = await (
+                    self._write(manifest, present)
+                    if present
+                    else self._create(manifest, observed.service, memory.taken)
+                )
             except Rejected as error:
                 logger.warning("%s %s was refused: %s", kind.kind, metadata["name"], error)
                 problems.append(Cause(Reason.APPLY_REJECTED, f"{kind.kind} {metadata['name']}: {error}"))
@@ -248,23 +290,35 @@ class Reconciler:
             if repeats:
                 # Only what was done counts: attempts while the API server is away are nobody's contest.
                 memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE)).append(self._monotonic())
-            repaired = repair(manifest, observed, answer, repeats=repeats)
+            repaired = repair(manifest, observed, answer, before)
             made = () if repeats else decisions.get(kind, ())
             memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
         return problems
 
-    async def _create(self, manifest: Manifest, service: Manifest) -> Manifest | None:
-        """Creates a child that was not observed; None when an object of someone else bears its name."""
-        metadata = manifest["metadata"]
-        only_new = manifest | {"metadata": metadata | {"resourceVersion": ABSENT}}
-        try:
-            return await self._port.apply(only_new, manager=OPERATOR)
-        except Stale:
-            present = await self._port.get(kind_of(manifest), metadata["namespace"], metadata["name"])
-            if present is None:
-                raise
-        # It may be ours, and have lost the label that the watch goes by.
-        return await self._write(manifest, present) if is_ours(present, service) else None
+    async def _create(self, manifest: Manifest, service: Manifest, taken: set[Kind]) -> Manifest | None:
+        """Creates a child that was not observed; None when an object of someone else bears its name.
+
+        Args:
+            manifest: the child.
+            service: its owner.
+            taken: the kinds of which that was so at the last look.
+        """
+        kind, metadata = kind_of(manifest), manifest["metadata"]
+        # While a name is taken there is nothing to try, only to see whether it still is.
+        present = await self._port.get(kind, metadata["namespace"], metadata["name"]) if kind in taken else None
+        taken.discard(kind)
+        if present is None:
+            only_new = manifest | {"metadata": metadata | {"resourceVersion": ABSENT}}
+            try:
+                return await self._port.apply(only_new, manager=OPERATOR)
+            except Stale:
+                present = await self._port.get(kind, metadata["namespace"], metadata["name"])
+                if present is None:
+                    raise
+        if is_ours(present, service):  # it has lost the label that the watch goes by
+            return await self._write(manifest, present)
+        taken.add(kind)
+        return None
 
     async def _write(self, manifest: Manifest, present: Manifest) -> Manifest:
         metadata = manifest["metadata"]
@@ -281,13 +335,37 @@ class Reconciler:
             await self._port.merge(SERVICE, metadata["namespace"], metadata["name"], ports, manager=OPERATOR)
             return await self._port.apply(manifest, manager=OPERATOR)
 
+    async def _refuse(self, observed: Observed, cause: Cause, look_again_after: float | None = None) -> Outcome:
+        """Applies nothing of an object, not even what would be allowed: what runs goes on as it is."""
+        edited = await self._write_status(observed, refused_status(observed.service, cause, self._now()))
+        return Outcome(
+            look_again_after=min((due for due in (edited, look_again_after) if due is not None), default=None)
+        )
+
+    async def _refusal(self, service: InferenceService, memory: _Memory) -> Cause | None:
+        """Why nothing of an object may be applied; None when it may."""
+        cause, name = refusal(service, self._allowed), service.spec.pod_template.spec.service_account_name
+        if cause is not None or not name:
+            memory.account = None
+            return cause
+        now = self._monotonic()
+        if memory.account is not None:
+            known, cause, read_at = memory.account
+            fresh = FRESH_SECONDS if cause is None else POLL_SECONDS[0] / 2
+            if known == name and now - read_at < fresh:
+                return cause
+        account = await self._port.get(SERVICE_ACCOUNT, service.namespace, name)
+        cause = account_refusal(service.namespace, name, account)
+        memory.account = (name, cause, now)
+        return cause
+
     async def _claim_phase(self, service: InferenceService, memory: _Memory) -> ClaimPhase | None:
         if service.claim is None:
             return None
         now = self._monotonic()
         if memory.claim is not None:
             name, phase, read_at = memory.claim
-            fresh = CLAIM_FRESH_SECONDS if phase is ClaimPhase.BOUND else POLL_SECONDS[0] / 2
+            fresh = FRESH_SECONDS if phase is ClaimPhase.BOUND else POLL_SECONDS[0] / 2
             if name == service.claim and now - read_at < fresh:
                 return phase
         claim = await self._port.get(CLAIM, service.namespace, service.claim)
@@ -325,9 +403,10 @@ class Reconciler:
         answer = await self._port.apply_status(manifest, manager=STATUS_MANAGER)
         self._metrics.writes.labels(f"{INFERENCE_SERVICE.kind}/status").inc()
         self._store.upsert(INFERENCE_SERVICE, answer)
-        event = ready_event(observed.service, status, self._now())
-        if event is not None:
-            await self._announce(event)
+        for event_of in (scale_event, ready_event):
+            event = event_of(observed.service, status, self._now())
+            if event is not None:
+                await self._announce(event)
         return None if _wish(answer) == _wish(observed.service) else 0.0
 
     async def _announce(self, event: Manifest) -> None:

@@ -3,10 +3,11 @@
 import argparse
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo_operator.api.names import Key
+from octavo_operator.api.privileges import Privilege
 from octavo_operator.errors import SettingsError
 
 __all__ = ["Settings", "parse_settings"]
@@ -32,6 +33,7 @@ examples:
   octavo-operator --runtime-image … --namespaces team-a,team-b     only these namespaces; Roles there are enough
   octavo-operator --runtime-image … --kubeconfig ~/.kube/config --log-format text     from a workstation
   octavo-operator … --lease octavo-system/octavo-operator          stand by for the one that the chart installed
+  octavo-operator selftest     put its promises to the test on a cluster in memory; `selftest --help` says more
 """
 
 
@@ -50,6 +52,7 @@ class Settings:
         resync_seconds: time between two complete lists.
         log_level: one of the names of the logging module.
         json_logs: whether log lines are JSON.
+        allowed: what InferenceServices may ask for beyond a restricted pod.
     """
 
     runtime_image: str
@@ -62,6 +65,7 @@ class Settings:
     resync_seconds: float = 300.0
     log_level: int = logging.INFO
     json_logs: bool = True
+    allowed: frozenset[Privilege] = frozenset()
 
 
 def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
@@ -96,6 +100,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         resync_seconds=_number("--resync-seconds", given.resync_seconds, 5, 86400),
         log_level=logging.getLevelNamesMapping()[given.log_level.upper()],
         json_logs=given.log_format == "json",
+        allowed=frozenset(_privileges(given.allow)),
     )
 
 
@@ -104,6 +109,13 @@ def _lease(text: str) -> Key | None:
     if text and not (re.fullmatch(NAMESPACE, namespace) and re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", name)):
         raise SettingsError(f"--lease: {text!r} is not NAMESPACE/NAME, such as octavo-system/octavo-operator")
     return (namespace, name) if text else None
+
+
+def _privileges(text: str) -> Iterator[Privilege]:
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name not in [*Privilege]:
+            raise SettingsError(f"--allow: {name!r} is none of {', '.join(Privilege)}")
+        yield Privilege(name)
 
 
 def _number(flag: str, text: str, least: int, most: int) -> int:
@@ -135,5 +147,6 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     option("--workers", "OCTAVO_WORKERS", "4", "objects looked at at once (default: 4)", "N")
     option("--resync-seconds", "OCTAVO_RESYNC_SECONDS", "300", "time between complete lists (default: 300)", "SECONDS")
     option("--log-level", "OCTAVO_LOG_LEVEL", "info", f"{', '.join(LEVELS)} (default: info)", "LEVEL")
+    option("--allow", "OCTAVO_ALLOW", "", f"what pods may have: {', '.join(Privilege)} (default: none)", "A,B")
     option("--log-format", "OCTAVO_LOG_FORMAT", "json", "json or text (default: json)", "FORMAT")
     return parser

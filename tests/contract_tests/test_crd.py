@@ -115,7 +115,7 @@ def _properties(schema: Any, path: str = "spec") -> list[tuple[str, dict[str, An
 
 def test_crd_every_field_of_ours_is_described() -> None:
     """`kubectl explain` teaches; what lies below core/v1's own types is core/v1's to explain."""
-    theirs = ("affinity", "tolerations", "volumes", "topologySpread", "securityContext.", "metadata.")
+    theirs = ("affinity", "tolerations", "volumes", "topologySpread", "securityContext.", "metadata.", "dnsConfig.")
     silent = [
         path
         for path, one in _properties(SCHEMA["spec"])
@@ -139,7 +139,7 @@ def test_crd_extra_args_refuse_each_flag_of_the_contract() -> None:
     assert len(flags) > 12
     assert free == {
         "--admission-policy", "--async-scheduling", "--no-async-scheduling", "--check-invariants",
-        "--generation-config", "--kv-cache-memory-max", "--log-level", "--max-connection-age", "--max-num-queued-reqs",
+        "--generation-config", "--kv-cache-memory-max", "--load-timeout", "--log-level", "--max-connection-age", "--max-num-queued-reqs",
         "--max-num-queued-tokens", "--record-trace", "--step-timeout", "--target-itl-ms", "--target-ttft-ms",
         "--time-slice-tokens",
     }  # fmt: skip
@@ -149,7 +149,9 @@ def test_crd_pod_spec_passes_on_core_v1_names() -> None:
     aliases = {field.alias for field in PodSpec.model_fields.values()}
     assert aliases <= {
         "nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "priorityClassName",
-        "runtimeClassName", "schedulerName", "imagePullSecrets", "securityContext", "volumes",
+        "runtimeClassName", "schedulerName", "imagePullSecrets", "securityContext", "volumes", "initContainers",
+        "serviceAccountName", "hostNetwork", "hostPID", "hostIPC", "dnsPolicy", "dnsConfig", "hostAliases",
+        "resourceClaims",
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pytest
 from octavo_operator.api.conditions import Reason
 from octavo_operator.core.arguments import FIELDS, PLAN_FLAGS
 from octavo_operator.core.containers import CODES
+from octavo_operator.plugin.advice import ADVICE
 from octavo_runtime import errors
 from octavo_runtime.cli.plan import plan
 from octavo_runtime.cli.serve import serve
@@ -38,3 +39,17 @@ def test_plan_has_each_flag_that_the_operator_gives_it() -> None:
     offered, serving = ({flag for one in command.params for flag in one.opts} for command in (plan, serve))
     assert {f"--{flag}" for flag in PLAN_FLAGS} == offered & serving & {f"--{flag}" for flag in FIELDS}
     assert "--termination-log" in offered
+
+
+def test_advice_of_the_plugin_is_that_of_the_page() -> None:
+    rows = re.findall(
+        r"^\| (`\w+`(?:, `\w+`)*) \| .* \| (.*) \|$",
+        API[API.index("## Status") : API.index("## Autoscaling")],
+        re.MULTILINE,
+    )
+    page = {Reason(reason): _plain(advice) for reasons, advice in rows for reason in re.findall(r"`(\w+)`", reasons)}
+    assert page == ADVICE
+
+
+def _plain(markdown: str) -> str:
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown).replace("`", "")

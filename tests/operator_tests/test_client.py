@@ -55,6 +55,7 @@ def status(message: str, **details: Any) -> dict[str, Any]:
         (401, status("Unauthorized"), Unavailable),
         (403, status("may not"), Rejected),
         (403, status("no new content", causes=[{"reason": "NamespaceTerminating"}]), Gone),
+        (409, status("no new content", causes=[{"reason": "NamespaceTerminating"}]), Gone),
         (404, status("not found"), Gone),
         (404, "404 page not found\n", Gone),
         (409, status("conflict"), Stale),

@@ -17,6 +17,8 @@ from octavo_operator.api.names import (
     Kind,
     Manifest,
 )
+from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.scrape import Scraper
 from octavo_operator.core.store import Store
 from octavo_operator.errors import Gone, OperatorError, Unavailable
 from octavo_operator.handlers import controller as controller_module
@@ -45,7 +47,19 @@ class Operator:
         self.metrics = Metrics()
         store = Store()
         self.reconciler = Reconciler(
-            cluster, store, self.metrics, runtime_image="image", now=lambda: datetime.now(UTC), monotonic=time.monotonic
+            cluster,
+            store,
+            self.metrics,
+            autoscaler=Autoscaler(
+                cluster,
+                store,
+                Scraper(),
+                self.metrics,
+                notify=lambda key: self.controller.look_at(key),  # noqa: PLW0108 it comes later
+            ),
+            runtime_image="image",
+            now=lambda: datetime.now(UTC),
+            monotonic=time.monotonic,
         )
         self.controller = Controller(cluster, store, self.look, self.metrics, resync_seconds=resync_seconds, turn=turn)
         cluster.subscribe(self.hear)
@@ -262,3 +276,33 @@ async def test_run_before_its_turn_learns_and_does_nothing(cluster: FakeCluster)
         assert operator.looks == []
         turn.set()
         await until(lambda: len(cluster.all(SERVICE)) == 2)
+
+
+async def test_silent_watches_names_the_kind_whatever_we_write_ourselves(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store learns of the children from the answers to our own writes; that is no sign of life of their watches."""
+    operator = Operator(cluster)
+    monkeypatch.setattr(operator.controller._silence, "patience", 0.05)
+    async with running(operator):
+        cluster.put(inference_service(**LOCAL))
+        await until(lambda: cluster.all(SERVICE) and not operator.controller.silent_watches())
+        operator.deaf = True
+        cluster.delete(SERVICE, KEY)
+        operator.controller._relist.set()
+        await until(lambda: len(cluster.all(SERVICE)) == 1)
+        operator.controller._relist.set()
+        await until(operator.controller.silent_watches)
+        assert "Service" in operator.controller.silent_watches()
+        assert "Pod" not in operator.controller.silent_watches()
+        operator.deaf = False
+        cluster.edit(SERVICE, KEY, lambda one: one["metadata"].update(annotations={"a": "b"}))
+        assert "Service" not in operator.controller.silent_watches()
+
+
+async def test_silent_watches_names_the_namespace_where_there_are_several(cluster: FakeCluster) -> None:
+    controller = Controller(cluster, Store(), Operator(cluster).look, Metrics(), namespaces=("default", "other"))
+    controller._silence.listed((SERVICE, "default"), 1, 0.0)
+    controller._silence.listed((SERVICE, "default"), 1, 100.0)
+    controller.on_event(SERVICE, "ADDED", {"metadata": {"namespace": "other", "name": "a", "resourceVersion": "9"}})
+    assert controller.silent_watches() == ["Service in default"]

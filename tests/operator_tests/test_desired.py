@@ -16,7 +16,6 @@ from octavo_operator.api.names import (
     Manifest,
 )
 from octavo_operator.api.service import InferenceService
-from octavo_operator.core.arguments import plan_arguments, serve_arguments
 from octavo_operator.core.desired import desired_children, pod_template, service_url
 from octavo_operator.core.plan import kind_of
 from octavo_operator.core.rollout import Step
@@ -52,8 +51,9 @@ def container(**spec: Any) -> Manifest:
 
 
 def plan(**spec: Any) -> Manifest:
-    (container,) = pod(**spec)["spec"]["initContainers"]
+    container = pod(**spec)["spec"]["initContainers"][-1]
     assert isinstance(container, dict)
+    assert container["name"] == "plan"
     return container
 
 
@@ -78,9 +78,14 @@ EVERYTHING: dict[str, Any] = {
             {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
             {"name": "HOME", "value": "/x"},
         ],
+        "envFrom": [{"prefix": "X_", "configMapRef": {"name": "settings"}}],
         "volumeMounts": [{"name": "certificates", "mountPath": "/etc/extra", "readOnly": True}],
     },
-    "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "32Gi"}, "requests": {"cpu": "4000m"}},
+    "resources": {
+        "limits": {"nvidia.com/gpu": 1, "memory": "32Gi"},
+        "requests": {"cpu": "4000m"},
+        "claims": [{"name": "nic"}],
+    },
     "replicas": 3,
     "rollout": {"type": "RollingUpdate", "maxSurge": 0, "maxUnavailable": "50%", "drainSeconds": 600},
     "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"example.com/internal": "true"}},
@@ -99,6 +104,22 @@ EVERYTHING: dict[str, Any] = {
             "imagePullSecrets": [{"name": "pull"}],
             "securityContext": {"runAsUser": 1000, "fsGroup": 2000},
             "volumes": [{"name": "certificates", "configMap": {"name": "extra"}}],
+            "initContainers": [
+                {
+                    "name": "fetch",
+                    "image": "registry.example/fetch:1",
+                    "command": ["fetch"],
+                    "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+                    "volumeMounts": [{"name": "certificates", "mountPath": "/etc/ssl/extra"}],
+                    "resources": {"limits": {"memory": "1Gi"}},
+                },
+                {"name": "proxy", "image": "registry.example/proxy:1", "restartPolicy": "Always"},
+            ],
+            "serviceAccountName": "model-reader",
+            "dnsPolicy": "None",
+            "dnsConfig": {"nameservers": ["192.0.2.1"]},
+            "hostAliases": [{"ip": "192.0.2.2", "hostnames": ["models.example"]}],
+            "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
         },
     },
 }
@@ -174,59 +195,6 @@ def test_disruption_budget_never_blocks_a_drain_for_good(replicas: int) -> None:
     assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
 
 
-@pytest.mark.parametrize(
-    ("runtime", "resources", "device"),
-    [
-        ({}, {}, None),
-        ({"device": "auto"}, {}, "--device=auto"),
-        ({"device": "cpu"}, {}, "--device=cpu"),
-        ({}, {"limits": {"nvidia.com/gpu": 1}}, "--device=cuda"),
-        ({"device": "auto"}, {"limits": {"amd.com/gpu": "1"}}, "--device=cuda"),
-        ({}, {"limits": {"nvidia.com/gpu": 0}}, None),
-        ({}, {"limits": {"nvidia.com/gpu.memory": 1}}, "--device=cuda"),
-        ({}, {"limits": {"memory": "1Gi"}}, None),
-    ],
-)
-def test_serve_arguments_device_of_a_gpu_limit_is_never_left_to_chance(
-    runtime: dict[str, Any], resources: dict[str, Any], device: str | None
-) -> None:
-    arguments = serve_arguments(parsed(runtime=runtime, resources=resources))
-    assert [one for one in arguments if one.startswith("--device")] == ([device] if device else [])
-
-
-@pytest.mark.parametrize(
-    ("uri", "path", "claim"),
-    [
-        ("pvc://models/SmolLM2-135M-Instruct", "/models/models/SmolLM2-135M-Instruct", "models"),
-        ("pvc://models", "/models/models", "models"),
-        ("pvc://models/", "/models/models", "models"),
-        ("pvc://a.b-c/x/y/", "/models/a.b-c/x/y", "a.b-c"),
-        ("file:///opt/model", "/opt/model", None),
-        ("file:///opt/model/", "/opt/model", None),
-    ],
-)
-def test_serve_arguments_model_path(uri: str, path: str, claim: str | None) -> None:
-    service = parsed(model={"uri": uri})
-    assert serve_arguments(service)[:2] == ["serve", path]
-    assert service.claim == claim
-    mounts = [mount for mount in container(model={"uri": uri})["volumeMounts"] if mount["name"] == "model"]
-    assert mounts == ([{"name": "model", "mountPath": f"/models/{claim}", "readOnly": True}] if claim else [])
-
-
-@pytest.mark.parametrize(
-    ("enabled", "flag"), [(True, "--enable-prefix-caching"), (False, "--no-enable-prefix-caching")]
-)
-def test_serve_arguments_prefix_caching(enabled: bool, flag: str) -> None:
-    assert serve_arguments(parsed(runtime={"enablePrefixCaching": enabled}))[-1] == flag
-
-
-def test_serve_arguments_scheduling_and_swap() -> None:
-    arguments = serve_arguments(parsed(runtime={"schedulingPolicy": "shortest-first", "swapSpace": "1.5Gi"}))
-    assert {"--scheduling-policy=shortest-first", "--swap-space=1.5Gi"} <= set(arguments)
-    assert "--swap-space=0" in serve_arguments(parsed(runtime={"swapSpace": 0}))
-    assert not any("swap" in one or "policy" in one for one in serve_arguments(parsed(runtime={})))
-
-
 @pytest.mark.parametrize(("drain", "grace"), [(0, 15), (45, 60), (120, 135), (3600, 3615)])
 def test_pod_grace_covers_pre_stop_and_drain(drain: int, grace: int) -> None:
     spec = {"rollout": {"drainSeconds": drain}}
@@ -242,16 +210,34 @@ def test_pod_meets_the_restricted_pod_security_standard() -> None:
         assert template["securityContext"]["runAsUser"] > 0
         assert template["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert template["automountServiceAccountToken"] is False
-        assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & template.keys()
-        (server,) = template["containers"]
-        assert server["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        }
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & template.keys()
+        for one in (*template["initContainers"], *template["containers"]):
+            assert one["securityContext"]["allowPrivilegeEscalation"] is False
+            assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        for one in (template["initContainers"][-1], *template["containers"]):
+            assert one["securityContext"]["readOnlyRootFilesystem"] is True
         assert all(
             {"configMap", "persistentVolumeClaim", "emptyDir", "secret"} & one.keys() for one in template["volumes"]
         )
+
+
+def test_probes_leave_loading_to_the_runtime() -> None:
+    """/livez answers while the model loads: only the process must listen in time, however large the model is."""
+    server = container(**EVERYTHING)
+    assert {name: server[name]["httpGet"]["path"] for name in server if name.endswith("Probe")} == {
+        "startupProbe": "/livez", "readinessProbe": "/readyz", "livenessProbe": "/livez",
+    }  # fmt: skip
+    startup = server["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 300
+
+
+@pytest.mark.parametrize(("weights", "seconds"), [(0, 2100), (90_000_000_000, 2100), (700_000_000_000, 14_300)])
+def test_progress_deadline_grows_with_the_weights_and_rolls_nothing(weights: int, seconds: int) -> None:
+    object_ = parsed()
+    template = pod_template(object_, runtime_image=IMAGE)
+    deployment = desired_children(object_, template, Step(), weights_bytes=weights)[-1]
+    assert deployment["spec"]["progressDeadlineSeconds"] == seconds
+    assert deployment["spec"]["template"] == template
 
 
 @pytest.mark.parametrize(("port", "url"), [(80, "http://chat.default.svc"), (8080, "http://chat.default.svc:8080")])
@@ -259,10 +245,63 @@ def test_service_url(port: int, url: str) -> None:
     assert service_url(parsed(service={"port": port})) == url
 
 
-@pytest.mark.parametrize("limit", ["nvidia.com/mig-1g.10gb", "amd.com/gpu"])
+GPUS = (
+    *("nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.20gb.me", "nvidia.com/gpu.shared"),
+    *("amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"),
+)
+NO_GPUS = ("cpu", "memory", "hugepages-2Mi", "rdma/hca", "nvidia.com/hostdev", "intel.com/sriov", "example.com/gpu")
+
+
+@pytest.mark.parametrize("limit", [*GPUS, *NO_GPUS])
 def test_resources_are_passed_on_unchanged(limit: str) -> None:
-    resources = {"limits": {limit: 1, "cpu": "1000m"}, "requests": {"memory": "1024Mi"}}
+    resources = {"limits": {limit: 1, "ephemeral-storage": "1000m"}, "requests": {"memory": "1024Mi"}}
     assert container(resources=resources)["resources"] == resources
+
+
+def test_pod_has_what_the_template_asks_for_under_the_same_names() -> None:
+    asked = EVERYTHING["podTemplate"]["spec"]
+    rendered = pod(**EVERYTHING)["spec"]
+    ours = {"securityContext", "volumes", "initContainers"}
+    assert {name: rendered[name] for name in asked if name not in ours} == {
+        name: value for name, value in asked.items() if name not in ours
+    }
+    assert rendered["securityContext"].items() >= asked["securityContext"].items()
+    assert [one for one in rendered["volumes"] if one in asked["volumes"]] == asked["volumes"]
+
+
+def test_init_containers_run_before_the_plan_and_are_restricted() -> None:
+    fetch, proxy, last = pod(**EVERYTHING)["spec"]["initContainers"]
+    assert (fetch["name"], proxy["name"], last["name"]) == ("fetch", "proxy", "plan")
+    for one, asked in zip((fetch, proxy), EVERYTHING["podTemplate"]["spec"]["initContainers"], strict=True):
+        restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert one == asked | {"securityContext": restricted}
+
+
+@pytest.mark.parametrize(
+    ("asked", "rendered"),
+    [
+        (
+            {"runAsUser": 1000, "capabilities": {"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]}},
+            {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]},
+                "runAsUser": 1000,
+            },
+        ),
+        ({"privileged": True}, {"privileged": True}),
+    ],
+)
+def test_init_container_keeps_what_it_says_of_itself(asked: dict[str, Any], rendered: dict[str, Any]) -> None:
+    own = {"name": "own", "image": "own", "securityContext": asked}
+    first, _ = pod(podTemplate={"spec": {"initContainers": [own]}})["spec"]["initContainers"]
+    assert first["securityContext"] == rendered
+
+
+def test_token_of_the_api_server_is_mounted_under_no_service_account() -> None:
+    for name in (None, "model-reader"):
+        spec = pod(podTemplate={"spec": {"serviceAccountName": name}})["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec.get("serviceAccountName") == name
 
 
 def test_desired_children_survive_yaml() -> None:
@@ -270,20 +309,12 @@ def test_desired_children_survive_yaml() -> None:
         assert yaml.safe_load(yaml.safe_dump(one)) == one
 
 
-def test_plan_has_the_servers_flags_that_decide_what_fits() -> None:
-    service = parsed(**EVERYTHING)
-    program, path, *flags = plan_arguments(service)
-    serving = serve_arguments(service)
-    assert (program, path) == ("plan", serving[1])
-    assert set(flags) - set(serving) == {"--json", "--termination-log=/dev/termination-log"}
-    assert "--device=cuda" in plan_arguments(parsed(resources={"limits": {"nvidia.com/gpu": 1}}))
-
-
 @pytest.mark.parametrize(
     ("resources", "given"),
     [
         ({}, None),
         ({"limits": {"nvidia.com/gpu": 1}}, None),
+        ({"claims": [{"name": "gpu"}]}, None),
         (
             {"limits": {"nvidia.com/gpu": 1, "memory": "8Gi"}, "requests": {"cpu": 2}},
             {"limits": {"memory": "8Gi"}, "requests": {"cpu": 2}},
@@ -298,5 +329,5 @@ def test_plan_asks_for_no_more_than_the_server_and_for_no_gpu(
 
 def test_plan_reads_what_the_server_reads() -> None:
     one, other = plan(**EVERYTHING), container(**EVERYTHING)
-    for name in ("image", "env", "volumeMounts", "securityContext"):
+    for name in ("image", "env", "envFrom", "volumeMounts", "securityContext"):
         assert one[name] == other[name]

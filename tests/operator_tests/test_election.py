@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo_operator.api.names import Manifest
 from octavo_operator.core.election import Durations, Election
@@ -217,9 +219,11 @@ def test_first_candidate_leads_at_once() -> None:
     assert world.leader() == 0
 
 
-@pytest.mark.parametrize("dies_after", [0.0, 0.3, 1.1, 1.9, 2.0, 7.0])
-def test_death_of_the_leader_is_followed_within_lease_and_retry(dies_after: float) -> None:
-    world = Simulation(3)
+@given(dies_after=st.floats(0.0, 20.0), latency=st.floats(0.001, 0.2), phases=st.tuples(*[st.floats(0.0, 2.0)] * 3))
+def test_death_of_the_leader_is_followed_within_lease_and_retry(
+    dies_after: float, latency: float, phases: tuple[float, float, float]
+) -> None:
+    world = Simulation(3, latency=latency, phases=phases)
     world.run(lambda: world.time > 30.0 + dies_after, 60.0)
     leader = world.leader()
     assert leader is not None
@@ -284,6 +288,7 @@ def test_written_after_the_deadline_does_not_lead_again() -> None:
     election = leading(100.0)
     assert election.lease is not None
     assert election.written(election.lease, 109.0, 110.0).is_deposed(110.0)
+    assert election.claim(110.0, START) is None
 
 
 def test_read_of_another_holder_deposes() -> None:

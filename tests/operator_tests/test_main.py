@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo_operator.errors import Gone, OperatorError
+from octavo_operator.errors import Gone, NotLeading, OperatorError
 from octavo_operator.handlers import run as run_module
 from octavo_operator.settings import Settings
 
@@ -105,6 +105,49 @@ async def test_supervise_end_of_the_watches_is_the_end(
     with pytest.raises(OperatorError, match="kopf ended by itself"):
         await run_module._supervise(controller, None, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
     assert controller.cancelled
+
+
+class Candidate:
+    """Leads until it is deposed, if ever; gives back what it must only after the workers have stopped."""
+
+    def __init__(self, controller: IdleController, error: Exception | None) -> None:
+        self.controller = controller
+        self.error = error
+        self.is_released = False
+
+    async def run(self) -> None:
+        if self.error is None:
+            await asyncio.Event().wait()
+        else:
+            raise self.error
+
+    async def release(self) -> None:
+        assert self.controller.cancelled
+        self.is_released = True
+
+
+async def test_supervise_lost_lease_ends_everything_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def watch(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(run_module, "watch", watch)
+    controller, client = IdleController(), SimpleNamespace(connection=None)
+    candidate = Candidate(controller, NotLeading("stops: Lease a/b is held by other now"))
+    with pytest.raises(NotLeading, match="stops: Lease a/b is held by other now"):
+        await run_module._supervise(controller, candidate, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
+    assert candidate.is_released
+
+
+async def test_supervise_gives_the_lease_back_whatever_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def watch(*_: object, **__: object) -> None:
+        raise RuntimeError("410")
+
+    monkeypatch.setattr(run_module, "watch", watch)
+    controller, client = IdleController(), SimpleNamespace(connection=None)
+    candidate = Candidate(controller, None)
+    with pytest.raises(OperatorError, match="kopf ended by itself"):
+        await run_module._supervise(controller, candidate, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
+    assert candidate.is_released
 
 
 async def test_supervise_missing_crd_says_what_to_apply(monkeypatch: pytest.MonkeyPatch) -> None:

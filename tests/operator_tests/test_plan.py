@@ -145,6 +145,24 @@ def test_plan_what_others_add_stays_and_costs_one_apply_at_most(change: Any) -> 
     assert world.cluster.all(DEPLOYMENT) == changed
 
 
+@pytest.mark.parametrize("kind", CHILDREN, ids=lambda kind: kind.kind)
+def test_plan_repairs_a_selector_to_which_a_key_was_added(kind: Kind) -> None:
+    """Such a key takes the pods away from a Service, a policy or a budget, though everything we set is still there."""
+    world = World()
+    world.carry_out(world.plan())
+    (before,) = world.cluster.all(kind)
+
+    def narrow(child: Manifest) -> None:
+        selector = child["spec"].get("selector") or child["spec"]["podSelector"]
+        selector.get("matchLabels", selector)["theirs"] = "x"
+
+    world.cluster.edit(kind, KEY, narrow)
+    assert [kind_of(one) for one in world.plan().apply] == [kind]
+    world.carry_out(world.plan())
+    assert world.cluster.all(kind)[0]["spec"] == before["spec"]
+    assert world.plan() == Plan()
+
+
 KEYS = {"name", "containerPort", "port", "protocol", "mountPath"}
 """What identifies an item of a list: changed, it is another item."""
 
@@ -198,7 +216,15 @@ SPECS = st.fixed_dictionaries(
         ),
         "runtime": st.fixed_dictionaries({}, optional={"maxNumSeqs": st.integers(1, 3), "dtype": st.just("float32")}),
         "podTemplate": st.fixed_dictionaries(
-            {"spec": st.fixed_dictionaries({}, optional={"nodeSelector": st.just({"a": "b"})})}
+            {
+                "spec": st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "nodeSelector": st.just({"a": "b"}),
+                        "initContainers": st.permutations("ab").map(lambda names: [{"name": one} for one in names]),
+                    },
+                )
+            }
         ),
         "rollout": st.sampled_from([{"type": "Recreate"}, {"type": "RollingUpdate", "maxSurge": 2}, {}]),
         "resources": st.sampled_from([RESOURCES, {}, {"limits": {"memory": "512Mi"}}]),

@@ -1,4 +1,4 @@
-from contextlib import suppress
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,11 +10,13 @@ from octavo_operator.api.names import (
     DEPLOYMENT,
     EVENT,
     INFERENCE_SERVICE,
-    REVISION,
     SERVICE,
     WATCHED,
     Manifest,
 )
+from octavo_operator.api.privileges import Privilege
+from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.scrape import Scraper
 from octavo_operator.core.store import Store
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale, Unavailable
 from octavo_operator.metrics import Metrics
@@ -31,6 +33,7 @@ class World:
         self.cluster = FakeCluster()
         self.store = Store()
         self.seconds = 0.0
+        self.told: list[tuple[str, str]] = []
         self.reconciler = self.start()
         self.cluster.subscribe(self.tell)
 
@@ -38,12 +41,16 @@ class World:
         if kind in WATCHED:
             (self.store.delete if event_type == "DELETED" else self.store.upsert)(kind, manifest)
 
-    def start(self, image: str = "image") -> Reconciler:
+    def start(self, image: str = "image", allowed: Collection[Privilege] = ()) -> Reconciler:
+        metrics = Metrics()
+        self.autoscaler = Autoscaler(self.cluster, self.store, Scraper(), metrics, notify=self.told.append)
         return Reconciler(
             self.cluster,
             self.store,
-            Metrics(),
+            metrics,
+            autoscaler=self.autoscaler,
             runtime_image=image,
+            allowed=allowed,
             now=lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds),
             monotonic=lambda: self.seconds,
         )
@@ -94,46 +101,6 @@ async def test_reconcile_reads_what_it_wrote(world: World) -> None:
     assert writes == len(CHILDREN) + 2  # the revision and the status
     await world.look()
     assert world.cluster.writes == writes
-
-
-async def test_reconcile_object_replaced_under_a_look_gets_no_status_of_its_predecessor(world: World) -> None:
-    def replace(kind: Any, event_type: str, _: Manifest) -> None:
-        if kind is DEPLOYMENT and event_type == "ADDED" and not replaced:
-            replaced.append(True)
-            world.cluster.delete(INFERENCE_SERVICE, KEY)
-            world.cluster.put(inference_service(replicas=4))
-
-    replaced: list[bool] = []
-    world.cluster.subscribe(replace)
-    await world.look()
-    (successor,) = world.cluster.all(INFERENCE_SERVICE)
-    assert successor["spec"]["replicas"] == 4
-    assert "status" not in successor
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda one: one["spec"].update(replicas=4),
-        lambda one: one["metadata"].update(annotations={"octavo.dev/update": "now"}),
-        lambda one: one["spec"].update(turbo=2),
-    ],
-    ids=["spec", "annotation", "field of a newer CRD"],
-)
-@pytest.mark.parametrize("before", [{}, {"turbo": 1}], ids=["valid", "invalid"])
-async def test_reconcile_edit_that_the_answer_brings_before_its_event(
-    world: World, change: Any, before: dict[str, Any]
-) -> None:
-    """The status is written onto an edited object. What the watch tells of the edit then is older than the answer."""
-    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(before))
-    world.cluster.unsubscribe()
-    edited = world.cluster.edit(INFERENCE_SERVICE, KEY, change)
-    outcome = await world.look()
-    assert world.store.upsert(INFERENCE_SERVICE, edited) == set()
-    assert outcome.look_again_after == 0.0
-    assert (await world.look()).look_again_after is None
-    (service,) = world.cluster.all(INFERENCE_SERVICE)
-    assert service["status"]["observedGeneration"] == service["metadata"]["generation"]
 
 
 async def test_reconcile_adds_neither_finalizer_nor_annotation(world: World) -> None:
@@ -198,26 +165,6 @@ async def test_reconcile_leaves_an_object_of_someone_else_alone(world: World, la
     world.cluster.delete(SERVICE, KEY)
     assert await world.look() == Outcome()
     assert world.ready() == ("False", "Starting")
-
-
-async def test_reconcile_takes_over_nothing_that_replaced_its_child(world: World) -> None:
-    await world.look()
-    stale = world.store.get(SERVICE, KEY)
-    assert stale is not None
-    world.cluster.delete(SERVICE, KEY)
-    foreign = world.cluster.put(
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "chat", "namespace": "default"},
-            "spec": {"ports": []},
-        }
-    )
-    # The operator has not heard of it: it still sees its own child, and wants to write it.
-    world.store.upsert(SERVICE, stale | {"metadata": stale["metadata"] | {"resourceVersion": "999", "labels": {}}})
-    with pytest.raises(Stale):
-        await world.look()
-    assert world.cluster.all(SERVICE) == [foreign]
 
 
 @pytest.mark.parametrize(
@@ -315,6 +262,21 @@ async def test_reconcile_gone_and_made_again_starts_anew(world: World) -> None:
     assert child["metadata"]["ownerReferences"][0]["uid"] == service["metadata"]["uid"]
 
 
+async def test_reconcile_child_of_a_predecessor_is_not_adopted(world: World) -> None:
+    """The garbage collector takes its time, and would take the child away from its new owner."""
+    await world.look()
+    world.cluster.edit(DEPLOYMENT, KEY, lambda one: one["metadata"]["ownerReferences"][0].update(uid="uid-of-old"))
+    (before,) = world.cluster.all(DEPLOYMENT)
+    await world.look()
+    assert world.cluster.all(DEPLOYMENT) == [before]
+    assert world.ready() == ("False", "NameTaken")
+    world.cluster.delete(DEPLOYMENT, KEY)
+    await world.look()
+    (service,) = world.cluster.all(INFERENCE_SERVICE)
+    (after,) = world.cluster.all(DEPLOYMENT)
+    assert after["metadata"]["ownerReferences"][0]["uid"] == service["metadata"]["uid"]
+
+
 def scale(child: Manifest) -> None:
     child["spec"]["replicas"] += 1
 
@@ -338,43 +300,6 @@ async def test_reconcile_edits_by_the_user_are_never_contested(world: World) -> 
         world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one, count=replicas: one["spec"].update(replicas=count))  # type: ignore[misc] # lambda with a default
         await world.look()
         assert world.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == replicas
-
-
-@pytest.mark.parametrize("error", [Unavailable("down"), Stale("changed")], ids=["outage", "conflict"])
-async def test_reconcile_outage_at_any_request_heals(world: World, error: Exception) -> None:
-    requests: list[tuple[str, Any]] = [
-        ("get", CLAIM), ("apply", REVISION), ("apply", SERVICE), ("apply", DEPLOYMENT),
-        ("apply_status", INFERENCE_SERVICE),
-    ]  # fmt: skip
-    for method, kind in requests:
-        world.cluster.fail_on(method, kind, error)  # type: ignore[arg-type] # both are ClusterErrors
-        with pytest.raises(type(error)):
-            await world.look()
-    assert await world.look() == Outcome()
-    assert world.ready() == ("False", "Starting")
-
-
-async def test_reconcile_outage_while_it_looks_whose_child_is_there_heals(world: World) -> None:
-    world.cluster.fail_on("apply", SERVICE, Stale("exists"))
-    world.cluster.fail_on("get", SERVICE, Unavailable("down"))
-    with pytest.raises(Unavailable):
-        await world.look()
-    assert await world.look() == Outcome()
-    assert world.ready() == ("False", "Starting")
-
-
-@pytest.mark.parametrize("error", [Unavailable("down"), Stale("changed"), Rejected("forbidden", status=403)])
-async def test_reconcile_repair_that_was_not_done_is_no_contest(world: World, error: ClusterError) -> None:
-    """However often it was tried in vain, an edited child is put right as soon as the API server lets it."""
-    await world.look()
-    world.cluster.edit(DEPLOYMENT, KEY, scale)
-    world.cluster.fail_on("apply", DEPLOYMENT, *[error] * 20)
-    for _ in range(20):
-        with suppress(type(error)):
-            await world.look()
-    assert await world.look() == Outcome()
-    assert world.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == 1
-    assert world.ready() == ("False", "Starting")
 
 
 async def test_reconcile_tells_each_change_of_readys_reason_once(world: World) -> None:

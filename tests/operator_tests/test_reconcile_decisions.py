@@ -32,12 +32,13 @@ def edit(world: World, **spec: Any) -> None:
     world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(spec))
 
 
-async def test_reconcile_new_object_restart_and_scaling_are_no_decisions(world: World) -> None:
+async def test_reconcile_new_object_restart_and_what_only_follows_the_spec_are_no_decisions(world: World) -> None:
     assert decisions(world) == []
     world.reconciler = world.start()
     await world.look()
-    edit(world, replicas=3)
-    await world.look()
+    for spec in ({"replicas": 3}, {"suspend": True}, {"service": {"type": "NodePort", "port": 81}}):
+        edit(world, **spec)
+        await world.look()
     assert decisions(world) == []
     assert len(world.cluster.all(REVISION)) == 1
 
@@ -68,7 +69,7 @@ async def test_reconcile_rollout_is_told_from_the_edit_to_its_end(world: World) 
     assert inputs == {
         "before": {"maxSurge": 1, "maxUnavailable": 0},
         "wanted": 1,
-        "pods": {"new, without a node": 1, "old, ready": 1},
+        "pods": {"new without a node": 1, "old ready": 1},
     }
     writes = world.cluster.writes
     await world.look()
@@ -103,6 +104,15 @@ async def test_reconcile_repairs_are_told_once_in_ten_minutes(world: World) -> N
         ),
         ("Repair", "Deployment chat was created again", "it had been deleted"),
     ]
+
+
+async def test_reconcile_strategy_edited_by_hand_is_a_repair_and_no_step(world: World) -> None:
+    rolling = {"maxSurge": 3, "maxUnavailable": 1}
+    world.cluster.edit(DEPLOYMENT, KEY, lambda one: one["spec"]["strategy"].update(rollingUpdate=rolling))
+    await world.look()
+    ((subject, decision, _),) = decisions(world)
+    assert subject == "Repair"
+    assert decision.startswith("Deployment chat was put right: spec.strategy.rollingUpdate.maxSurge: 3 to 1")
 
 
 async def test_reconcile_what_changed_while_the_operator_was_away_is_told(world: World) -> None:

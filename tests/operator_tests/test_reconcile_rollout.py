@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, POD, REVISION, SERVICE, Manifest
@@ -119,3 +121,20 @@ async def test_reconcile_suspended_stops_the_pods_and_keeps_everything_else(worl
     world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].pop("suspend"))
     await world.look()
     assert world.cluster.all(DEPLOYMENT)[0]["spec"] == before[DEPLOYMENT][0]["spec"] | {"replicas": 2}
+
+
+async def test_reconcile_deployment_waits_for_a_large_model_once_it_is_known(world: World) -> None:
+    await world.look()
+    (before,) = world.cluster.all(DEPLOYMENT)
+    pod = pod_of(world, "chat-a", PodScheduled="True", Ready="False")
+    ended = {"terminated": {"exitCode": 0, "message": json.dumps({"weightsBytes": 700_000_000_000})}}
+    pod["status"]["initContainerStatuses"] = [{"name": "plan", "ready": True, "state": ended}]
+    world.cluster.put(pod)
+    await world.look()
+    (after,) = world.cluster.all(DEPLOYMENT)
+    assert after["spec"]["template"] == before["spec"]["template"]
+    deadlines = [child["spec"]["progressDeadlineSeconds"] for child in (before, after)]
+    assert deadlines == [2100, 14_300]
+    writes = world.cluster.writes
+    await world.look()
+    assert world.cluster.writes == writes

@@ -2,6 +2,7 @@ import logging
 
 import pytest
 
+from octavo_operator.api.privileges import Privilege
 from octavo_operator.errors import SettingsError
 from octavo_operator.settings import Settings, parse_settings
 
@@ -20,6 +21,7 @@ def test_parse_settings_flags_win_over_the_environment() -> None:
         "OCTAVO_PORT": "9000",
         "OCTAVO_LOG_LEVEL": "debug",
         "OCTAVO_LOG_FORMAT": "text",
+        "OCTAVO_ALLOW": "hostPath, privileged",
     }
     settings = parse_settings(["--port", "9001"], environment)
     assert settings == Settings(
@@ -29,6 +31,7 @@ def test_parse_settings_flags_win_over_the_environment() -> None:
         port=9001,
         log_level=logging.DEBUG,
         json_logs=False,
+        allowed=frozenset({Privilege.HOST_PATH, Privilege.PRIVILEGED}),
     )
 
 
@@ -44,6 +47,7 @@ def test_parse_settings_flags_win_over_the_environment() -> None:
         ([*IMAGE, "--lease", "a/b/c"], "'a/b/c' is not NAMESPACE/NAME"),
         ([*IMAGE, "--log-level", "loud"], "'loud' is none of debug, info, warning, error"),
         ([*IMAGE, "--log-format", "xml"], "'xml' is neither json nor text"),
+        ([*IMAGE, "--allow", "hostpath"], "--allow: 'hostpath' is none of hostPath, hostNamespaces, privileged"),
         ([*IMAGE, "--resync-seconds", "1"], "from 5 to 86400"),
     ],
 )
@@ -75,6 +79,7 @@ def test_parse_settings_help_names_each_flag_and_its_variable(capsys: pytest.Cap
         "RESYNC_SECONDS",
         "LOG_LEVEL",
         "LOG_FORMAT",
+        "ALLOW",
     ):
         assert f"--{name.lower().replace('_', '-')}" in text
         assert f"[OCTAVO_{name}]" in text

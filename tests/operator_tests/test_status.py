@@ -10,7 +10,7 @@ from octavo_operator.core.containers import Cause
 from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.rollout import Step
-from octavo_operator.core.status import desired_status, invalid_status, is_written
+from octavo_operator.core.status import desired_status, is_written, refused_status
 from octavo_operator.testing import inference_service
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -84,12 +84,18 @@ def computed(
             ("False", "RollingOut"),
             ("True", "RollingOut"),
         ),
-        # All that is wanted runs the new spec, and one of the old is still there.
+        # One more than is wanted, as every rollout has: the new one starts, or the last of the old is still there.
+        (
+            {"replicas": 1},
+            deployment(replicas=2, readyReplicas=1, updatedReplicas=1),
+            ("False", "RollingOut"),
+            ("True", "RollingOut"),
+        ),
         (
             {"replicas": 2},
             deployment(replicas=3, readyReplicas=2, updatedReplicas=2),
-            ("False", "ScalingDown"),
-            ("True", "ScalingDown"),
+            ("False", "RollingOut"),
+            ("True", "RollingOut"),
         ),
         # The Deployment's controller has not seen the change yet: its counts are those of the old spec.
         (
@@ -274,10 +280,10 @@ def test_is_written_sees_each_difference(change: dict[str, Any]) -> None:
     assert not is_written(status, manifest)
 
 
-def test_invalid_status_keeps_what_was_known() -> None:
+def test_refused_status_keeps_what_was_known() -> None:
     manifest = service()
     manifest["status"] = computed(manifest, complete())
-    status = invalid_status(manifest, "unknown field", NOW)
+    status = refused_status(manifest, Cause(Reason.SPEC_INVALID, "unknown field"), NOW)
     assert status["replicas"] == 1
     found = {one["type"]: one["reason"] for one in status["conditions"]}
     assert found == {
@@ -285,7 +291,7 @@ def test_invalid_status_keeps_what_was_known() -> None:
         "UpdatePending": "UpToDate",
     }  # fmt: skip
     manifest["status"] = status
-    assert is_written(invalid_status(manifest, "unknown field", NOW), manifest)
+    assert is_written(refused_status(manifest, Cause(Reason.SPEC_INVALID, "unknown field"), NOW), manifest)
 
 
 def test_desired_status_message_is_bounded() -> None:

@@ -11,7 +11,7 @@ from octavo_operator.metrics import Metrics
 
 @pytest.fixture
 async def site(unused_tcp_port: int) -> AsyncIterator[tuple[Any, str]]:
-    controller: Any = SimpleNamespace(is_ready=False, stuck_looks=list)
+    controller: Any = SimpleNamespace(is_ready=False, stuck_looks=list, silent_watches=list)
     runner = await start_server(controller, None, Metrics(), host="127.0.0.1", port=unused_tcp_port)
     yield controller, f"http://127.0.0.1:{unused_tcp_port}"
     await runner.cleanup()
@@ -45,6 +45,12 @@ async def test_livez_names_what_hangs(site: tuple[Any, str]) -> None:
     assert await fetch(f"{url}/livez") == (200, "ok\n")
     controller.stuck_looks = lambda: [("default", "chat")]
     assert await fetch(f"{url}/livez") == (503, "looks that hang: default/chat\n")
+
+
+async def test_livez_names_a_silent_watch(site: tuple[Any, str]) -> None:
+    controller, url = site
+    controller.silent_watches = lambda: ["Pod in team-a"]
+    assert await fetch(f"{url}/livez") == (503, "watches that deliver nothing any more: Pod in team-a\n")
 
 
 async def test_metrics_have_their_documented_names(site: tuple[Any, str]) -> None:

@@ -17,6 +17,8 @@ class ConditionType(StrEnum):
     MODEL_RESOLVED = "ModelResolved"
     SCHEDULED = "Scheduled"
     UPDATE_PENDING = "UpdatePending"
+    METRICS_AVAILABLE = "MetricsAvailable"
+    SCALING_ACTIVE = "ScalingActive"
 
 
 class Reason(StrEnum):
@@ -27,6 +29,8 @@ class Reason(StrEnum):
     STOPPED = "Stopped"
     SUSPENDED = "Suspended"
     SPEC_INVALID = "SpecInvalid"
+    NOT_ALLOWED = "NotAllowed"
+    SERVICE_ACCOUNT_NOT_FOUND = "ServiceAccountNotFound"
     NAME_TAKEN = "NameTaken"
     APPLY_REJECTED = "ApplyRejected"
     CONTESTED = "Contested"
@@ -84,3 +88,12 @@ class Reason(StrEnum):
     # UpdatePending
     UP_TO_DATE = "UpToDate"
     OPERATOR_CHANGED = "OperatorChanged"
+
+    # MetricsAvailable
+    METRICS_READ = "MetricsRead"
+    SOME_METRICS_MISSING = "SomeMetricsMissing"
+    METRICS_MISSING = "MetricsMissing"
+
+    # ScalingActive
+    FOLLOWING = "Following"
+    OBSERVING = "Observing"

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "ALLOWED_LABEL",
+    "AUTOSCALER",
     "CHILDREN",
     "CLAIM",
     "DECISIONS_ANNOTATION",
+    "DELETION_COST",
     "DEPLOYMENT",
     "DISRUPTION_BUDGET",
     "EVENT",
@@ -15,11 +18,13 @@ __all__ = [
     "MANAGED_BY",
     "MANAGED_SELECTOR",
     "NETWORK_POLICY",
+    "NODE",
     "OPERATOR",
     "OWNER_LABEL",
     "POD",
     "REVISION",
     "SERVICE",
+    "SERVICE_ACCOUNT",
     "STATUS_MANAGER",
     "TEMPLATE_LABEL",
     "UPDATE_ANNOTATION",
@@ -28,6 +33,7 @@ __all__ = [
     "Kind",
     "Manifest",
     "key_of",
+    "version_of",
 ]
 
 Manifest = dict[str, Any]
@@ -64,7 +70,9 @@ DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudge
 POD = Kind("v1", "Pod", "pods")
 REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
 EVENT = Kind("v1", "Event", "events")
+NODE = Kind("v1", "Node", "nodes")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 CHILDREN = (SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, DEPLOYMENT)
@@ -76,6 +84,10 @@ OPERATOR = "octavo-operator"
 """Field manager of the children, and the value of their managed-by label."""
 STATUS_MANAGER = "octavo-status"
 """Field manager of the status."""
+AUTOSCALER = "octavo-autoscaler"
+"""Field manager of the replicas, where the autoscaler sets them."""
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Kubernetes' annotation of a pod: of those that may go, the one with the lowest goes first."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_SELECTOR = f"{MANAGED_BY}={OPERATOR}"
@@ -83,6 +95,8 @@ OWNER_LABEL = "octavo.dev/inferenceservice"
 """On children and pods: the name of their InferenceService. It alone selects the pods."""
 TEMPLATE_LABEL = "octavo.dev/template"
 """On pods: a digest of the template that they were made from."""
+ALLOWED_LABEL = "octavo.dev/allowed"
+"""On a ServiceAccount: "true" where pods of InferenceServices may run under it."""
 UPDATE_ANNOTATION = "octavo.dev/update"
 """On an InferenceService: each new value asks for pods as the operator renders them now."""
 DECISIONS_ANNOTATION = "octavo.dev/decisions"
@@ -92,3 +106,8 @@ DECISIONS_ANNOTATION = "octavo.dev/decisions"
 def key_of(manifest: Manifest) -> Key:
     """The (namespace, name) of an object."""
     return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def version_of(manifest: Manifest) -> int:
+    """The resourceVersion of an object; the API server orders them."""
+    return int(manifest["metadata"]["resourceVersion"])

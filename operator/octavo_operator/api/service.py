@@ -7,13 +7,14 @@ CRD declares only to refuse them do not appear.
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from octavo_operator.api.names import Key, Manifest
 from octavo_operator.errors import SpecInvalid
 
 __all__ = [
+    "Autoscaling",
     "InferenceService",
     "Model",
     "Parallelism",
@@ -58,6 +59,7 @@ class Runtime(_Fields):
     enable_prefix_caching: bool | None = None
     extra_args: tuple[str, ...] = ()
     env: tuple[dict[str, Any], ...] = ()
+    env_from: tuple[dict[str, Any], ...] = ()
     volume_mounts: tuple[dict[str, Any], ...] = ()
 
 
@@ -73,6 +75,18 @@ class Resources(_Fields):
 
     limits: dict[str, int | str] = {}
     requests: dict[str, int | str] = {}
+    claims: tuple[dict[str, Any], ...] = ()
+
+
+class Autoscaling(_Fields):
+    """Within which bounds replicas follow the load, and how full a pod shall be."""
+
+    min_replicas: int = 1
+    max_replicas: int
+    target_cache_usage: int = 80
+    target_queue_length: int = 5
+    scale_down_stabilization_seconds: int = 300
+    mode: Literal["Auto", "Observe"] = "Auto"
 
 
 class Rollout(_Fields):
@@ -100,7 +114,7 @@ class PodMetadata(_Fields):
 
 
 class PodSpec(_Fields):
-    """Fields of core/v1 PodSpec that are passed on."""
+    """Fields of core/v1 PodSpec that are passed on, those that reach into the node only where that is allowed."""
 
     node_selector: dict[str, str] | None = None
     tolerations: tuple[dict[str, Any], ...] | None = None
@@ -112,6 +126,15 @@ class PodSpec(_Fields):
     image_pull_secrets: tuple[dict[str, Any], ...] | None = None
     security_context: dict[str, Any] | None = None
     volumes: tuple[dict[str, Any], ...] | None = None
+    init_containers: tuple[dict[str, Any], ...] | None = None
+    service_account_name: str | None = None
+    host_network: bool | None = None
+    host_pid: bool | None = Field(default=None, alias="hostPID")
+    host_ipc: bool | None = Field(default=None, alias="hostIPC")
+    dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] | None = None
+    dns_config: dict[str, Any] | None = None
+    host_aliases: tuple[dict[str, Any], ...] | None = None
+    resource_claims: tuple[dict[str, Any], ...] | None = None
 
 
 class PodTemplate(_Fields):
@@ -129,6 +152,7 @@ class Spec(_Fields):
     parallelism: Parallelism = Parallelism()
     resources: Resources = Resources()
     replicas: int = 1
+    autoscaling: Autoscaling | None = None
     rollout: Rollout = Rollout()
     service: Service = Service()
     pod_template: PodTemplate = PodTemplate()

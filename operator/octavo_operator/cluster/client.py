@@ -5,7 +5,8 @@ Its typed models are never touched: importing them costs 100 MB and seconds.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -27,7 +28,7 @@ from octavo_operator.api.names import (
 from octavo_operator.cluster.port import Page
 from octavo_operator.errors import ClusterError, Gone, Rejected, SettingsError, Stale, Unavailable
 
-__all__ = ["Connection", "KubernetesClient"]
+__all__ = ["JSON", "PAGE", "Connection", "KubernetesClient", "path_of"]
 
 PAGE = 250
 """Objects per page of a list: a page is parsed in one go, and blocks everything else for some 25 ms."""
@@ -56,16 +57,21 @@ class Connection:
 class KubernetesClient:
     """A ClusterPort on a real API server. Close it when done."""
 
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, *, trust_env: bool = False) -> None:
         configuration.connection_pool_maxsize = CONNECTIONS
-        # Without this each call reads ~/.netrc and the proxy variables again: half a millisecond of CPU.
-        configuration.client_session_kwargs = {"trust_env": False}
+        # When trusted, each call reads ~/.netrc and the proxy variables again: half a millisecond of CPU.
+        configuration.client_session_kwargs = {"trust_env": trust_env}
         self._configuration = configuration
         self._api = ApiClient(configuration)
 
     @classmethod
-    async def connect(cls, kubeconfig: str | None) -> Self:
+    async def connect(cls, kubeconfig: str | None, *, context: str | None = None, trust_env: bool = False) -> Self:
         """Reads the credentials: of the kubeconfig when one is given, else of the pod's service account.
+
+        Args:
+            kubeconfig: path of the file, or of several with `:` between them.
+            context: its context; None for the current one.
+            trust_env: whether the environment's proxies are used.
 
         Raises:
             SettingsError: neither can be used.
@@ -75,12 +81,14 @@ class KubernetesClient:
             if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
                 config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call] # theirs
             else:
-                await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call] # theirs
+                await config.load_kube_config(  # type: ignore[no-untyped-call] # theirs
+                    config_file=kubeconfig, context=context, client_configuration=configuration, persist_config=False
+                )
         except (config.ConfigException, OSError) as error:
             raise SettingsError(
                 f"no way to the cluster: {error}; name a kubeconfig with --kubeconfig, or run in a pod with a service account"
             ) from error
-        return cls(configuration)
+        return cls(configuration, trust_env=trust_env)
 
     async def connection(self) -> Connection:
         """The credentials as they are now; the token of a service account changes with time."""
@@ -106,14 +114,14 @@ class KubernetesClient:
             query.append(("labelSelector", MANAGED_SELECTOR))
         if token:
             query.append(("continue", token))
-        answer = await self._call("GET", _path(kind, namespace), query=query)
+        answer = await self._call("GET", path_of(kind, namespace), query=query)
         metadata = answer["metadata"]
         return Page(tuple(answer["items"]), int(metadata["resourceVersion"]), metadata.get("continue", ""))
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """See ClusterPort."""
         try:
-            return await self._call("GET", _path(kind, namespace, name))
+            return await self._call("GET", path_of(kind, namespace, name))
         except Gone:
             return None
 
@@ -125,12 +133,20 @@ class KubernetesClient:
         """See ClusterPort."""
         metadata = manifest["metadata"]
         options = {"preconditions": {"uid": metadata["uid"]}}
-        await self._call("DELETE", _path(kind, metadata["namespace"], metadata["name"]), body=options, media=JSON)
+        await self._call("DELETE", path_of(kind, metadata["namespace"], metadata["name"]), body=options, media=JSON)
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: Manifest, *, manager: str) -> Manifest:
         """See ClusterPort."""
         query = [("fieldManager", manager)]
-        return await self._call("PATCH", _path(kind, namespace, name), query=query, body=patch, media=MERGE)
+        return await self._call("PATCH", path_of(kind, namespace, name), query=query, body=patch, media=MERGE)
+
+    async def scale(self, kind: Kind, manifest: Manifest, replicas: int, *, manager: str) -> None:
+        """See ClusterPort."""
+        metadata = manifest["metadata"]
+        path = path_of(kind, metadata["namespace"], metadata["name"]) + "/scale"
+        # The uid is a precondition.
+        body = {"metadata": {"uid": metadata["uid"]}, "spec": {"replicas": replicas}}
+        await self._call("PATCH", path, query=[("fieldManager", manager)], body=body, media=MERGE)
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """See ClusterPort."""
@@ -141,8 +157,10 @@ class KubernetesClient:
         kind, metadata = _kind_of(manifest), manifest["metadata"]
         query = [("fieldManager", OPERATOR)]
         if "resourceVersion" not in metadata:
-            return await self._call("POST", _path(kind, metadata["namespace"]), query=query, body=manifest, media=JSON)
-        path = _path(kind, metadata["namespace"], metadata["name"])
+            return await self._call(
+                "POST", path_of(kind, metadata["namespace"]), query=query, body=manifest, media=JSON
+            )
+        path = path_of(kind, metadata["namespace"], metadata["name"])
         return await self._call("PUT", path, query=query, body=manifest, media=JSON)
 
     async def record(self, event: Manifest) -> None:
@@ -150,7 +168,7 @@ class KubernetesClient:
         namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
         query = [("fieldManager", OPERATOR)]
         try:
-            await self._call("POST", _path(EVENT, namespace), query=query, body=event, media="application/json")
+            await self._call("POST", path_of(EVENT, namespace), query=query, body=event, media="application/json")
         except Stale:
             present = await self.get(EVENT, namespace, name)
             count = present.get("count", 1) if present is not None else 0
@@ -159,7 +177,7 @@ class KubernetesClient:
 
     async def _apply(self, manifest: Manifest, manager: str, subresource: str) -> Manifest:
         kind, metadata = _kind_of(manifest), manifest["metadata"]
-        path = _path(kind, metadata["namespace"], metadata["name"]) + subresource
+        path = path_of(kind, metadata["namespace"], metadata["name"]) + subresource
         query = [("fieldManager", manager), ("force", "true")]
         return await self._call("PATCH", path, query=query, body=manifest, media=APPLY)
 
@@ -172,32 +190,63 @@ class KubernetesClient:
         body: Manifest | None = None,
         media: str | None = None,
     ) -> Manifest:
-        headers = {"Accept": JSON}
-        if media is not None:
-            headers["Content-Type"] = media
+        headers = {"Accept": JSON} | ({"Content-Type": media} if media is not None else {})
+        async with self._answer(method, path, query=query, body=body, headers=headers) as response:
+            answer = _parsed(await response.read())
+        if not isinstance(answer, dict):
+            raise _error(f"{method} {path}", response.status, {})
+        return answer
+
+    @asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        body: Manifest | None = None,
+        headers: dict[str, str] | None = None,
+        patience: aiohttp.ClientTimeout = TIMEOUT,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A good answer whose body is still to be read.
+
+        Raises:
+            ClusterError: there is none, or it broke off.
+        """
         request = await self._api.param_serialize(
-            method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
+            method,
+            path,
+            query_params=list(query),
+            header_params=headers or {},
+            body=body,
+            auth_settings=["BearerToken"],
         )
         what = f"{method} {path}"
         try:
-            response = await self._api.call_api(*request, _request_timeout=TIMEOUT)
-            content: bytes = await response.read()  # type: ignore[no-untyped-call] # theirs
+            answer = await self._api.call_api(*request, _request_timeout=patience)
+            response: aiohttp.ClientResponse = answer.response
+            async with response:
+                if response.status >= 400:
+                    said = _parsed(await response.read())
+                    raise _error(what, response.status, said if isinstance(said, dict) else {})
+                yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unavailable(f"{what}: {str(error) or type(error).__name__}") from error
-        try:
-            answer = json.loads(content)
-        except ValueError:
-            answer = {"message": content[:200].decode(errors="replace")}
-        if response.status >= 400 or not isinstance(answer, dict):
-            raise _error(what, response.status, answer if isinstance(answer, dict) else {})
-        return answer
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return {"message": content[:200].decode(errors="replace")}
 
 
 def _kind_of(manifest: Manifest) -> Kind:
     return Kind(manifest["apiVersion"], manifest["kind"], KINDS_BY_NAME[manifest["kind"]])
 
 
-def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
+def path_of(kind: Kind, namespace: str | None, name: str | None = None) -> str:
+    """Where the API serves an object, or all of its kind; in a namespace, or (None) in all or in none."""
     root = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
     scope = f"/namespaces/{namespace}" if namespace is not None else ""
     return f"{root}{scope}/{kind.plural}" + (f"/{name}" if name else "")
@@ -208,7 +257,7 @@ def _error(what: str, status: int, answer: dict[str, Any]) -> ClusterError:
     message = str(answer.get("message", "")).strip() or f"HTTP {status}"
     causes = (answer.get("details") or {}).get("causes") or ()
     match status:
-        case 403 if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        case 403 | 409 if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
             return Gone(message)
         case 404:
             return Gone(message)

@@ -64,6 +64,12 @@ class ClusterPort(Protocol):
             The object as it is now.
         """
 
+    async def scale(self, kind: Kind, manifest: Manifest, replicas: int, *, manager: str) -> None:
+        """Sets an object's replicas through its /scale, as `kubectl scale` does.
+
+        Stale is raised when the one of that name is another one by now, Gone when there is none.
+        """
+
     async def update(self, manifest: Manifest) -> Manifest:
         """Writes an object as a whole, whoever owns its fields: creates it when it bears no resourceVersion.
 

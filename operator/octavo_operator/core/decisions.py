@@ -18,21 +18,32 @@ goes with the object. The format is part of the API (docs/kubectl.md): a JSON li
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from octavo_operator.api.names import DECISIONS_ANNOTATION, DEPLOYMENT, Manifest
 from octavo_operator.api.service import InferenceService
+from octavo_operator.autoscale.core.report import Scaled
 from octavo_operator.core.desired import revision
 from octavo_operator.core.differences import differences, told
+from octavo_operator.core.digest import digest
 from octavo_operator.core.observed import Observed
-from octavo_operator.core.plan import kind_of, same_fields
+from octavo_operator.core.plan import Applied, kind_of, same_fields
 from octavo_operator.core.revision import Pinned, applied_template, label_of
 from octavo_operator.core.rollout import Replica, Step, surge_of
 
-__all__ = ["Decision", "Subject", "deployment_decisions", "read_record", "record", "repair", "unpinned"]
+__all__ = [
+    "Decision",
+    "Subject",
+    "deployment_decisions",
+    "read_record",
+    "record",
+    "repair",
+    "scale_decision",
+    "unpinned",
+]
 
 KEPT_DECISIONS = 32
 KEPT_BYTES = 16 * 1024
@@ -52,6 +63,7 @@ class Subject(StrEnum):
     TEMPLATE = "Template"
     ROLLOUT = "Rollout"
     REPAIR = "Repair"
+    SCALE = "Scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +105,7 @@ def deployment_decisions(
         made.append(Decision(Subject.TEMPLATE, what, pinned.change, inputs))
     surge = surge_of(observed.children[DEPLOYMENT])
     if service.spec.rollout.type == "Auto" and surge != (step.max_surge, step.max_unavailable):
-        pods = (f"{'new' if one.is_new else 'old'}, {_state(one)}" for one in replicas)
+        pods = (f"{'new' if one.is_new else 'old'} {_state(one)}" for one in replicas)
         inputs = {
             "before": None if surge is None else {"maxSurge": surge[0], "maxUnavailable": surge[1]},
             "wanted": service.wanted,
@@ -104,15 +116,18 @@ def deployment_decisions(
     return tuple(made)
 
 
-def repair(manifest: Manifest, observed: Observed, answer: Manifest, *, repeats: bool) -> Decision | None:
+def repair(manifest: Manifest, observed: Observed, answer: Manifest, before: Applied | None) -> Decision | None:
     """What writing a child has put right; None when it only followed the spec, or changed nothing.
 
     Args:
         manifest: what was applied.
         observed: what existed before.
         answer: the child afterwards.
-        repeats: whether the same was applied before, so that someone else must have changed it.
+        before: what was applied before; None when this is the first time since the operator has started.
     """
+    repeats = before is not None and before.sent == digest(manifest)
+    if before is not None and not repeats:
+        return None
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     child = observed.children.get(kind_of(manifest))
     if child is None:
@@ -130,6 +145,15 @@ def repair(manifest: Manifest, observed: Observed, answer: Manifest, *, repeats:
         return None
     what = f"{kind} {name} was put right: {told([text for _, text in changed])}"
     return Decision(Subject.REPAIR, what, why, {"fields": [path for path, _ in changed[:KEPT_FIELDS]]})
+
+
+def scale_decision(scaled: Scaled) -> Decision:
+    """The decision to set another number of replicas."""
+    inputs = {
+        name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(scaled.decision).items()
+    }
+    what = f"replicas {scaled.before} → {scaled.after}"
+    return Decision(Subject.SCALE, what, scaled.reason, inputs)
 
 
 def unpinned(manifest: Manifest) -> Decision:

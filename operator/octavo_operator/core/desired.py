@@ -41,10 +41,17 @@ PRE_STOP_SECONDS = 5
 STOP_MARGIN_SECONDS = 15
 """Grace beyond drainSeconds: the pre-stop sleep, and the exit of both processes."""
 
-START_SECONDS = 1800
-"""How long a model may take to load before the kubelet gives the container up."""
+LISTEN_SECONDS = 300
+"""How long the server may take to listen. How long the model then takes to load is the runtime's to judge (ADR 14)."""
 
-START_PERIOD_SECONDS = 2
+LISTEN_PERIOD_SECONDS = 2
+
+PROGRESS_SECONDS = 2100
+"""How long images, volumes, init containers and loading may take before a rollout without a new ready pod is stuck."""
+
+LOADED_BYTES_PER_SECOND = 50_000_000
+"""Slow storage. Weights that take longer at this rate have longer."""
+
 USER = 65532
 
 PLAN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
@@ -52,19 +59,22 @@ PLAN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 adds nothing to the pod's request, since it has ended when the server starts."""
 
 
-def desired_children(service: InferenceService, template: Manifest, step: Step) -> tuple[Manifest, ...]:
+def desired_children(
+    service: InferenceService, template: Manifest, step: Step, *, weights_bytes: int = 0
+) -> tuple[Manifest, ...]:
     """The children of one InferenceService, ready to be applied, in the order of applying.
 
     Args:
         service: the object.
         template: the pod template: the one that pod_template renders, or an earlier one that is pinned.
         step: what a rollout of type Auto is at.
+        weights_bytes: what a pod of the template loads; 0 as long as none has told.
     """
     return (
         _service(service),
         _network_policy(service),
         _disruption_budget(service),
-        _deployment(service, template, step),
+        _deployment(service, template, step, weights_bytes),
     )
 
 
@@ -145,14 +155,14 @@ def _disruption_budget(service: InferenceService) -> Manifest:
     }
 
 
-def _deployment(service: InferenceService, template: Manifest, step: Step) -> Manifest:
+def _deployment(service: InferenceService, template: Manifest, step: Step, weights_bytes: int) -> Manifest:
     return _metadata(service, DEPLOYMENT) | {
         "spec": {
             "replicas": service.wanted,
             "selector": {"matchLabels": _selector(service)},
             "paused": False,
             "strategy": _strategy(service, step),
-            "progressDeadlineSeconds": START_SECONDS + 300,
+            "progressDeadlineSeconds": max(PROGRESS_SECONDS, LISTEN_SECONDS + weights_bytes // LOADED_BYTES_PER_SECOND),
             "revisionHistoryLimit": 3,
             "template": template,
         },
@@ -185,7 +195,7 @@ def pod_template(service: InferenceService, *, runtime_image: str) -> Manifest:
     if extra.metadata.annotations:
         metadata["annotations"] = dict(extra.metadata.annotations)
     passed_on = extra.spec.model_dump(
-        mode="json", by_alias=True, exclude_none=True, exclude={"security_context", "volumes"}
+        mode="json", by_alias=True, exclude_none=True, exclude={"security_context", "volumes", "init_containers"}
     )
     spec = passed_on | {
         "automountServiceAccountToken": False,
@@ -198,7 +208,8 @@ def pod_template(service: InferenceService, *, runtime_image: str) -> Manifest:
             **(extra.spec.security_context or {}),
         },
         "terminationGracePeriodSeconds": service.spec.rollout.drain_seconds + STOP_MARGIN_SECONDS,
-        "initContainers": [_plan(service, runtime_image)],
+        # The plan reads what the user's containers may have put into a volume, such as the model.
+        "initContainers": [*map(_init, extra.spec.init_containers or ()), _plan(service, runtime_image)],
         "containers": [_server(service, runtime_image)],
         "volumes": _volumes(service),
     }
@@ -217,13 +228,21 @@ def _volumes(service: InferenceService) -> list[Manifest]:
     return volumes + [dict(volume) for volume in service.spec.pod_template.spec.volumes or ()]
 
 
+def _init(container: Manifest) -> Manifest:
+    """An init container of the user's: restricted, as far as it does not say otherwise."""
+    given = container.get("securityContext", {})
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    # The API server takes no privileged container whose escalation is forbidden.
+    return copy.deepcopy(container | {"securityContext": given if given.get("privileged") else restricted | given})
+
+
 def _plan(service: InferenceService, runtime_image: str) -> Manifest:
     container = _container(service, runtime_image, PLAN, plan_arguments(service))
     given = service.spec.resources.model_dump(mode="json", exclude_defaults=True)
     resources = {
         kind: kept
         for kind, amounts in given.items()
-        if (kept := {name: amount for name, amount in amounts.items() if name in PLAN_RESOURCES})
+        if kind != "claims" and (kept := {name: amount for name, amount in amounts.items() if name in PLAN_RESOURCES})
     }
     return container | ({"resources": resources} if resources else {})
 
@@ -233,9 +252,9 @@ def _server(service: InferenceService, runtime_image: str) -> Manifest:
     container |= {
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
-        # A model loads for as long as it takes; only then do the other probes count. A busy server answers late, so
-        # both are patient: overload must not take a pod out of the Service, let alone restart it.
-        "startupProbe": _probe("/readyz", START_PERIOD_SECONDS, START_SECONDS // START_PERIOD_SECONDS),
+        # The server listens before the model loads; from then on /livez tells whether loading makes progress. A busy
+        # server answers late, so all are patient: overload must not take a pod out of the Service, let alone restart it.
+        "startupProbe": _probe("/livez", LISTEN_PERIOD_SECONDS, LISTEN_SECONDS // LISTEN_PERIOD_SECONDS),
         "readinessProbe": _probe("/readyz", 2, 3),
         "livenessProbe": _probe("/livez", 10, 6),
     }
@@ -257,7 +276,7 @@ def _container(service: InferenceService, runtime_image: str, name: str, argumen
     if not any(variable["name"] == "HOME" for variable in env):
         # The user has no entry in /etc/passwd and the root file system is read-only: caches need a home.
         env.append({"name": "HOME", "value": "/tmp"})  # noqa: S108 the pod's own emptyDir
-    return {
+    container: Manifest = {
         "name": name,
         "image": runtime.image or runtime_image,
         "command": ["octavo"],
@@ -273,6 +292,9 @@ def _container(service: InferenceService, runtime_image: str, name: str, argumen
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }
+    if runtime.env_from:
+        container["envFrom"] = copy.deepcopy(list(runtime.env_from))
+    return container
 
 
 def _probe(path: str, period: int, failures: int) -> Manifest:

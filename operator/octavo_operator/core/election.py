@@ -105,14 +105,16 @@ class Election:
         return replace(self, lease=lease, seen_at=now, leads_until=sent_at + self.durations.deadline)
 
     def claim(self, now: float, moment: datetime) -> Manifest | None:
-        """The Lease to write: a renewal, or the takeover of one that is free. None while someone else may lead.
+        """The Lease to write: a renewal, or the takeover of one that is free.
+
+        None while someone else may lead, and for one that is deposed.
 
         Args:
             now: the time.
             moment: the time of day, for people.
         """
         is_mine = self.leads(now) or self.holder == self.identity
-        if self.seen_at is None or not (is_mine or self._is_free(now)):
+        if self.seen_at is None or self.is_deposed(now) or not (is_mine or self._is_free(now)):
             return None
         stamp = _stamp(moment)
         spec = {

@@ -1,4 +1,6 @@
-"""Kubernetes Events: one for each change of Ready's reason, so that `kubectl describe` tells the story.
+"""Kubernetes Events: one for each change of Ready's reason, and of the replicas by autoscaling.
+
+So `kubectl describe` tells the story.
 
 Invariants:
 - An event follows from the status that is stored and the one that replaces it, and from nothing else. An operator that
@@ -14,7 +16,7 @@ from octavo_operator.api.conditions import ConditionType, Reason
 from octavo_operator.api.names import EVENT, INFERENCE_SERVICE, OPERATOR, Manifest
 from octavo_operator.core.digest import digest
 
-__all__ = ["ready_event"]
+__all__ = ["ready_event", "scale_event"]
 
 NORMAL = frozenset(
     {
@@ -47,13 +49,32 @@ def ready_event(manifest: Manifest, status: Manifest, now: datetime) -> Manifest
     kind = "Normal" if after["reason"] in NORMAL else "Warning"
     if before is None and kind == "Normal":
         return None
+    return _event(manifest, kind, after["reason"], after["message"], now)
+
+
+def scale_event(manifest: Manifest, status: Manifest, now: datetime) -> Manifest | None:
+    """The Event of a change of replicas that a new status tells first; None when it tells none.
+
+    Args:
+        manifest: the InferenceService with the status that is stored.
+        status: the status that replaces it.
+        now: the time.
+    """
+    scaled = status.get("lastScale")
+    if scaled is None or scaled == manifest.get("status", {}).get("lastScale"):
+        return None
+    reason = "ScaledUp" if scaled["to"] > scaled["from"] else "ScaledDown"
+    return _event(manifest, "Normal", reason, f"from {scaled['from']} to {scaled['to']}: {scaled['reason']}", now)
+
+
+def _event(manifest: Manifest, kind: str, reason: str, message: str, now: datetime) -> Manifest:
     metadata, moment = manifest["metadata"], now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
         "metadata": {
             "namespace": metadata["namespace"],
-            "name": f"{metadata['name']}.{digest([metadata['uid'], after['reason']])}",
+            "name": f"{metadata['name']}.{digest([metadata['uid'], reason])}",
         },
         "involvedObject": {
             "apiVersion": INFERENCE_SERVICE.api_version,
@@ -63,8 +84,8 @@ def ready_event(manifest: Manifest, status: Manifest, now: datetime) -> Manifest
             "uid": metadata["uid"],
         },
         "type": kind,
-        "reason": after["reason"],
-        "message": after["message"][:MESSAGE_LIMIT],
+        "reason": reason,
+        "message": message[:MESSAGE_LIMIT],
         "source": {"component": OPERATOR},
         "firstTimestamp": moment,
         "lastTimestamp": moment,

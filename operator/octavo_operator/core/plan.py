@@ -27,6 +27,9 @@ __all__ = ["Applied", "Plan", "is_ours", "kind_of", "plan", "remember", "same_fi
 
 CHILD_KINDS = {(kind.api_version, kind.kind): kind for kind in CHILDREN}
 
+SELECTORS = ("selector", "podSelector")
+"""Fields that the API server replaces whole, and that select less with each key which someone adds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Applied:
@@ -101,7 +104,11 @@ def is_ours(child: Manifest, service: Manifest) -> bool:
 def same_fields(answer: Any, sent: Any) -> Any:
     """The part of `answer` that lies where `sent` has something; lists of another length are taken whole."""
     if isinstance(answer, dict) and isinstance(sent, dict):
-        return {name: same_fields(answer[name], value) for name, value in sent.items() if name in answer}
+        return {
+            name: answer[name] if name in SELECTORS else same_fields(answer[name], value)
+            for name, value in sent.items()
+            if name in answer
+        }
     if isinstance(answer, list) and isinstance(sent, list) and len(answer) == len(sent):
         return [same_fields(one, other) for one, other in zip(answer, sent, strict=True)]
     return answer

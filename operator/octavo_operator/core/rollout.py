@@ -113,7 +113,7 @@ def next_step(
         return (
             Step()
             if is_over
-            else Step(surge, unavailable, why="no old pod is left; it stays until the new ones answer")
+            else Step(surge, unavailable, why="no old pod is left, and the new ones do not answer yet")
         )
     why = "a new pod starts before an old one stops"
     if surge == 0:

@@ -1,9 +1,10 @@
 """The status of an InferenceService: conditions and counts, derived anew from what is observed each time.
 
 Ready is strict: every desired pod runs the current spec and answers. Its reason is the most telling one that is
-known, in this order: a child that could not be applied, a suspended spec, pods that the API server refuses, the runtime's or the
-kubelet's own words about a container, a claim that is not there, the scheduler's words, and else how far the rollout
-is. Nothing is remembered but the time of a condition's last change, so that a condition heals with its cause.
+known, in this order: a child that could not be applied, a suspended spec, pods that the API server refuses, the
+runtime's or the kubelet's own words about a container, a claim that is not there, the scheduler's words, and else how
+far the rollout is. Nothing is remembered but the time of a condition's last change, so that a condition heals with its
+cause.
 """
 
 from collections.abc import Sequence
@@ -13,16 +14,29 @@ from datetime import UTC, datetime
 from octavo_operator.api.conditions import ConditionType, Reason
 from octavo_operator.api.names import DEPLOYMENT, OWNER_LABEL, SERVICE, TEMPLATE_LABEL, Kind, Manifest
 from octavo_operator.api.service import InferenceService
+from octavo_operator.autoscale.core.report import Report
 from octavo_operator.core.containers import Cause
 from octavo_operator.core.desired import service_url
 from octavo_operator.core.observed import ClaimPhase, Observed
 from octavo_operator.core.plan import is_ours
 from octavo_operator.core.pods import current_pods, placement_fault, serving_fault, told_plan
+from octavo_operator.core.scaling import scaling_fields, scaling_verdicts
 from octavo_operator.core.setup import setup_fault
 
-__all__ = ["desired_status", "invalid_status", "is_written", "refuses_pods"]
+__all__ = ["desired_status", "is_written", "refused_status", "refuses_pods"]
 
-FIELDS = ("observedGeneration", "replicas", "readyReplicas", "updatedReplicas", "selector", "url", "plan")
+FIELDS = (
+    "observedGeneration",
+    "replicas",
+    "readyReplicas",
+    "updatedReplicas",
+    "selector",
+    "url",
+    "plan",
+    "cacheUsage",
+    "queueLength",
+    "lastScale",
+)
 """The fields of the status beside the conditions."""
 
 MESSAGE_LIMIT = 2048
@@ -43,6 +57,7 @@ def desired_status(
     problems: Sequence[Cause],
     pending: str = "",
     claim: ClaimPhase | None,
+    scaling: Report | None = None,
     now: datetime,
 ) -> Manifest:
     """The status that the object should have.
@@ -54,6 +69,7 @@ def desired_status(
         problems: what went wrong while applying them, the first the most telling.
         pending: what an update would change, empty when nothing.
         claim: the state of the claim that holds the model; None for a path inside the container.
+        scaling: what the autoscaler tells.
         now: the time, for conditions that change.
     """
     deployment = _own(observed, DEPLOYMENT)
@@ -81,6 +97,7 @@ def desired_status(
                 ConditionType.MODEL_RESOLVED: model,
                 ConditionType.SCHEDULED: scheduled,
                 ConditionType.UPDATE_PENDING: _update(pending),
+                **{kind: _Verdict(*told) for kind, told in scaling_verdicts(service, scaling).items()},
             },
             observed.service,
             now,
@@ -91,18 +108,18 @@ def desired_status(
     plan = told_plan(pods, template)
     if plan is not None:
         status["plan"] = plan
-    return status
+    return status | scaling_fields(service, scaling, observed.service.get("status", {}))
 
 
-def invalid_status(manifest: Manifest, message: str, now: datetime) -> Manifest:
-    """The status of an object that this operator cannot read: what was known stays, and Ready says why.
+def refused_status(manifest: Manifest, cause: Cause, now: datetime) -> Manifest:
+    """The status of an object that is not followed: what was known stays, and Ready says why.
 
     Args:
         manifest: the object as observed.
-        message: what is wrong with it.
+        cause: what is wrong with it.
         now: the time.
     """
-    verdict = _Verdict("False", Cause(Reason.SPEC_INVALID, message))
+    verdict = _Verdict("False", cause)
     kept: Manifest = manifest.get("status", {})
     return kept | {
         "observedGeneration": manifest["metadata"]["generation"],
@@ -190,10 +207,10 @@ def _progressing(service: InferenceService, deployment: Manifest | None) -> _Ver
         for condition in counts.get("conditions", ())
     ):
         return _Verdict("False", Cause(Reason.STUCK, f"no progress for long: {ready} of {wanted} pods are ready"))
-    if seen and total > wanted and updated >= wanted:
-        return _Verdict("True", Cause(Reason.SCALING_DOWN, f"{total} pods exist, {wanted} are wanted"))
     if total > updated:
-        return _Verdict("True", Cause(Reason.ROLLING_OUT, f"{updated} of {wanted} pods run the current spec"))
+        return _Verdict("True", Cause(Reason.ROLLING_OUT, f"{updated} of {total} pods run the current spec"))
+    if seen and total > wanted:
+        return _Verdict("True", Cause(Reason.SCALING_DOWN, f"{total} pods exist, {wanted} are wanted"))
     return _Verdict("True", Cause(Reason.STARTING, f"{ready} of {wanted} pods are ready"))
 
 

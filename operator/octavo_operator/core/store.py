@@ -27,6 +27,7 @@ from octavo_operator.api.names import (
     Kind,
     Manifest,
     key_of,
+    version_of,
 )
 from octavo_operator.core.observed import Observed
 
@@ -64,7 +65,7 @@ class Store:
         Returns:
             The InferenceServices to look at; none when this is no news.
         """
-        key, version = key_of(manifest), _version(manifest)
+        key, version = key_of(manifest), version_of(manifest)
         known = self._objects[kind].get(key)
         if version <= max(known.version if known else 0, self._tombstones[kind].get(key, 0)):
             return set()
@@ -88,7 +89,7 @@ class Store:
         Returns:
             The InferenceServices to look at; none when the object was not known.
         """
-        key, version = key_of(manifest), _version(manifest)
+        key, version = key_of(manifest), version_of(manifest)
         self._tombstones[kind][key] = max(version, self._tombstones[kind].get(key, 0))
         known = self._objects[kind].get(key)
         if known is None or known.version > version:
@@ -149,10 +150,6 @@ class Store:
             if not owned[owner]:
                 del owned[owner]
         return {owner}
-
-
-def _version(manifest: Manifest) -> int:
-    return int(manifest["metadata"]["resourceVersion"])
 
 
 def _owner(kind: Kind, manifest: Manifest) -> Key | None:

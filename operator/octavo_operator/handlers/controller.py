@@ -11,9 +11,19 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from octavo_operator.api.names import CHILDREN, INFERENCE_SERVICE, WATCHED, Key, Kind, Manifest, key_of
+from octavo_operator.api.names import (
+    CHILDREN,
+    INFERENCE_SERVICE,
+    WATCHED,
+    Key,
+    Kind,
+    Manifest,
+    key_of,
+    version_of,
+)
 from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.queue import WorkQueue
+from octavo_operator.core.silence import Silence
 from octavo_operator.core.store import Store
 from octavo_operator.errors import ClusterError, Gone, OperatorError, Stale, Unavailable
 from octavo_operator.metrics import Metrics
@@ -70,6 +80,7 @@ class Controller:
         self._listed = asyncio.Event()
         self._relist = asyncio.Event()
         self._started: dict[Key, float] = {}
+        self._silence = Silence()
         metrics.queue_depth.set_function(self._queue.__len__)
         for kind in WATCHED:
             metrics.objects.labels(kind.kind).set_function(partial(store.count, kind))
@@ -84,6 +95,10 @@ class Controller:
         now = _clock()
         return [key for key, started in self._started.items() if now - started > STUCK_SECONDS]
 
+    def silent_watches(self) -> list[str]:
+        """The kinds, and the namespace where they are watched by namespace, whose watch delivers nothing any more."""
+        return [f"{kind.kind} in {scope}" if scope else kind.kind for kind, scope in self._silence.silent()]
+
     def on_event(self, kind: Kind, event_type: str | None, manifest: Manifest) -> None:
         """Takes in a watch event.
 
@@ -93,6 +108,8 @@ class Controller:
             manifest: the object.
         """
         self._metrics.watch_events.labels(kind.kind).inc()
+        scope = None if self._scopes == (None,) else manifest["metadata"]["namespace"]
+        self._silence.delivered((kind, scope), version_of(manifest))
         known = self._store.generation(kind, key_of(manifest))
         if event_type == "DELETED":
             # A child that is gone is an outage; a whole object that is gone can wait.
@@ -104,6 +121,10 @@ class Controller:
         if event_type is None and owners and self.is_ready:
             # kopf listed again, so its watch had lost its place: what vanished meanwhile it does not say.
             self._relist.set()
+
+    def look_at(self, key: Key) -> None:
+        """Has an InferenceService looked at, as soon as its turn comes."""
+        self._add([key])
 
     async def run(self) -> None:
         """Lists, then works, until cancelled.
@@ -128,35 +149,42 @@ class Controller:
             try:
                 for scope in self._scopes:
                     for kind in WATCHED:
-                        await self._list(kind, scope)
+                        newest = await self._list(kind, scope)
+                        self._silence.listed((kind, scope), newest, _clock())
             except Gone:
                 raise
             except ClusterError as error:
                 logger.warning("cannot list: %s", error)
+                self._silence.interrupted()
                 await asyncio.sleep(LIST_RETRY_SECONDS)
                 continue
             self._metrics.last_list.set_to_current_time()
             if not self.is_ready:
                 logger.info("known: %s", {kind.kind: self._store.count(kind) for kind in WATCHED})
                 self._listed.set()
+            if self.silent_watches():
+                logger.error("silent watches, which owe what the lists show: %s", ", ".join(self.silent_watches()))
+            due = self._silence.due()
+            pause = self._resync_seconds if due is None else min(self._resync_seconds, due - _clock())
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._resync_seconds):
+                async with asyncio.timeout(pause):
                     await self._relist.wait()
             self._relist.clear()
 
-    async def _list(self, kind: Kind, scope: str | None) -> None:
-        """Makes the store equal to a complete list."""
+    async def _list(self, kind: Kind, scope: str | None) -> int:
+        """Makes the store equal to a complete list; the version of the newest object in it."""
         listed: set[Key] = set()
-        token = ""
+        token, newest = "", 0
         while True:
             page = await self._port.list_page(kind, scope, token)
             for manifest in page.items:
                 listed.add(key_of(manifest))
+                newest = max(newest, version_of(manifest))
                 self._add(self._store.upsert(kind, manifest))
             token = page.more
             if not token:
                 self._add(self._store.prune(kind, scope, listed, page.version))
-                return
+                return newest
 
     async def _work(self, *, urgent_only: bool = False) -> None:
         await self._listed.wait()

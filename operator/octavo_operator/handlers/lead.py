@@ -207,6 +207,10 @@ class Fenced:
         """See ClusterPort."""
         await self._leading().remove(kind, manifest)
 
+    async def scale(self, kind: Kind, manifest: Manifest, replicas: int, *, manager: str) -> None:
+        """See ClusterPort."""
+        await self._leading().scale(kind, manifest, replicas, manager=manager)
+
     async def update(self, manifest: Manifest) -> Manifest:
         """See ClusterPort."""
         return await self._leading().update(manifest)

@@ -6,7 +6,10 @@ import signal
 import time
 from datetime import UTC, datetime
 
+from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.scrape import Scraper
 from octavo_operator.cluster.client import KubernetesClient
+from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.store import Store
 from octavo_operator.errors import Gone, NotLeading, OperatorError, SettingsError
 from octavo_operator.handlers.controller import Controller
@@ -32,11 +35,15 @@ async def run(settings: Settings) -> None:
     client = await KubernetesClient.connect(settings.kubeconfig)
     elector = Elector(client, settings.lease, new_identity()) if settings.lease is not None else None
     metrics.leader.set_function(lambda: elector is None or elector.leads)
+    port: ClusterPort = client if elector is None else Fenced(client, elector)
+    autoscaler = Autoscaler(port, store, Scraper(), metrics, notify=lambda key: controller.look_at(key))  # noqa: PLW0108 it comes later
     reconciler = Reconciler(
-        client if elector is None else Fenced(client, elector),
+        port,
         store,
         metrics,
+        autoscaler=autoscaler,
         runtime_image=settings.runtime_image,
+        allowed=settings.allowed,
         now=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
     )
@@ -60,6 +67,7 @@ async def run(settings: Settings) -> None:
     try:
         await _supervise(controller, elector, client, settings)
     finally:
+        await autoscaler.close()
         await server.cleanup()
         await client.close()
 

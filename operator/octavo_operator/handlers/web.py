@@ -1,6 +1,6 @@
 """The operator's own HTTP server: /livez, /readyz, /metrics.
 
-/livez fails when a look hangs; an API server that is away is no reason to restart. /readyz waits for the first
+/livez fails when a look hangs or a watch is silent; an API server that is away is no reason to restart. /readyz waits for the first
 complete list, and for the first look at the Lease: an operator that stands by is ready when it could take over.
 """
 
@@ -28,6 +28,9 @@ async def start_server(
         if stuck:
             names = ", ".join("/".join(key) for key in stuck)
             return web.Response(status=503, text=f"looks that hang: {names}\n")
+        silent = controller.silent_watches()
+        if silent:
+            return web.Response(status=503, text=f"watches that deliver nothing any more: {', '.join(silent)}\n")
         return web.Response(text="ok\n")
 
     async def readyz(_: web.Request) -> web.Response:

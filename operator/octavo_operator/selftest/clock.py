@@ -7,13 +7,17 @@ import asyncio
 import selectors
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["EPOCH", "VirtualLoop", "moment", "now", "seconds"]
+__all__ = ["EPOCH", "Standstill", "VirtualLoop", "moment", "now", "seconds"]
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 """When each run begins."""
 
 STANDSTILL = 200_000
 """Turns of the loop within one instant after which somebody is taken to work in circles."""
+
+
+class Standstill(Exception):
+    """Nothing can happen any more."""
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -28,13 +32,14 @@ class _JumpingSelector(selectors.SelectSelector):
         """Nothing is ever ready: no sockets are used.
 
         Raises:
-            RuntimeError: everybody waits for somebody, or time stands still.
+            Standstill: everybody waits for somebody, or time stands still.
         """
         if timeout is None:
-            raise RuntimeError("everybody waits for somebody")
+            raise Standstill("everybody waits for somebody")
         self._turns = 0 if timeout > 0 else self._turns + 1
         if self._turns > STANDSTILL:
-            raise RuntimeError(f"somebody works in circles {self.time:.1f} s after the start")
+            self._turns = 0
+            raise Standstill(f"somebody works in circles {self.time:.1f} s after the start")
         self.time += max(0.0, timeout)
         return []
 

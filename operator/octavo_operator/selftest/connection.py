@@ -61,6 +61,7 @@ class Connection:
         cluster: what answers.
         faults: what goes wrong.
         judge: sees every write.
+        name: of the process.
         writes_left: after how many writes the process dies, the last one done and unanswered; None for never.
         died: set when that has happened.
     """
@@ -68,6 +69,7 @@ class Connection:
     cluster: FakeCluster
     faults: Faults
     judge: Judge
+    name: str
     writes_left: int | None = None
     died: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -94,6 +96,14 @@ class Connection:
         self.judge.allow(named)  # the apply that follows finds everything in place, and takes over what it owns
         return await self._write(named, lambda: self.cluster.merge(kind, namespace, name, patch, manager=manager))
 
+    async def scale(self, kind: Kind, manifest: Manifest, replicas: int, *, manager: str) -> None:
+        """See ClusterPort. No service of the selftest asks for autoscaling."""
+        await self._write(manifest, lambda: self.cluster.scale(kind, manifest, replicas, manager=manager))
+
+    async def update(self, manifest: Manifest) -> Manifest:
+        """See ClusterPort. It is how the Lease is written, which is no matter of the judge."""
+        return await self._call(lambda: self.cluster.update(manifest))
+
     async def record(self, event: Manifest) -> None:
         """See ClusterPort."""
         await self._write(event, lambda: self.cluster.record(event))
@@ -106,7 +116,7 @@ class Connection:
         async def judged() -> T:
             if self.faults.is_due(self.faults.stale):
                 raise Stale("the object has been modified; please apply your changes to the latest version")
-            with self.judge.watching(manifest):
+            with self.judge.watching(manifest, self.name):
                 answer = await do()
             if self.writes_left is not None:
                 self.writes_left -= 1

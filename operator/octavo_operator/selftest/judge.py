@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo_operator.api.conditions import ConditionType, Reason
 from octavo_operator.api.names import (
+    CHILDREN,
     CLAIM,
     DEPLOYMENT,
     EVENT,
@@ -22,7 +23,6 @@ from octavo_operator.api.names import (
     OWNER_LABEL,
     POD,
     REVISION,
-    SERVICE,
     WATCHED,
     Key,
     Kind,
@@ -43,15 +43,14 @@ from octavo_operator.testing import FakeCluster
 
 __all__ = ["Judge", "ready_of"]
 
-KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, DEPLOYMENT, SERVICE, REVISION, EVENT)}
+KINDS = {kind.kind: kind for kind in (INFERENCE_SERVICE, *CHILDREN, REVISION, EVENT)}
 REASONS = frozenset(Reason)
-CHILDREN = (DEPLOYMENT, SERVICE)
 
-WRITES_PER_USERS_CHANGE = 8
-"""What an edit may cost by itself: a revision made and one removed, two children, a strategy there and back, a status,
-an Event."""
-WRITES_PER_OTHER_CHANGE = 3
-"""What a change of a child or of a pod may cost: a child, a status, an Event."""
+WRITES_PER_USERS_CHANGE = 11
+"""What an edit may cost by itself: a revision made and one removed, four children, a strategy there and back, a record of
+decisions, a status, an Event."""
+WRITES_PER_OTHER_CHANGE = 4
+"""What a change of a child or of a pod may cost: a child, a record of that, a status, an Event."""
 
 
 @dataclass(slots=True)
@@ -70,6 +69,9 @@ class Judge:
         changed_at: when anything changed, or an operator wrote.
         writes: how often operators wrote, by InferenceService.
         writes_by_kind: the same by kind.
+        applied_at: when an operator last changed a Deployment or a Service.
+        writer: the operator that wrote last; none writes after another one has begun to.
+        writer_since: when it began.
     """
 
     cluster: FakeCluster
@@ -83,6 +85,10 @@ class Judge:
     changed_at: float = 0.0
     writes: Counter[Key] = field(default_factory=Counter)
     writes_by_kind: Counter[Kind] = field(default_factory=Counter)
+    applied_at: float = 0.0
+    writer: str = ""
+    writer_since: float = 0.0
+    _past_writers: set[str] = field(default_factory=set)
     _useless: Counter[Key] = field(default_factory=Counter)
     _by_users: Counter[Key] = field(default_factory=Counter)
     _by_others: Counter[Key] = field(default_factory=Counter)
@@ -101,7 +107,7 @@ class Judge:
         self.allowed[_owner(manifest)] += 1
 
     @contextmanager
-    def watching(self, manifest: Manifest) -> Iterator[None]:
+    def watching(self, manifest: Manifest, operator: str) -> Iterator[None]:
         """Judges an operator's write of this object, which is done inside."""
         kind, key, owner = KINDS[manifest["kind"]], key_of(manifest), _owner(manifest)
         before = self.cluster.peek(kind, key)
@@ -111,12 +117,19 @@ class Judge:
             yield
         finally:
             self._is_operators = False
+        if operator != self.writer:
+            if operator in self._past_writers:
+                self.fail(f"{operator} writes again, after {self.writer} did")
+            self._past_writers.add(self.writer)
+            self.writer, self.writer_since = operator, seconds()
         self.writes[owner] += 1
         self.writes_by_kind[kind] += 1
         after = self.cluster.peek(kind, key)
         if before == after:
             self._useless[owner] += 1
             return
+        if kind in CHILDREN:
+            self.applied_at = seconds()
         if kind is INFERENCE_SERVICE:
             self._judge_status(manifest)
         elif kind is not EVENT and before is not None and not _may_write(manifest, before):
@@ -150,7 +163,7 @@ class Judge:
                 store.upsert(kind, manifest)
         services = self.cluster.all(INFERENCE_SERVICE)
         alive = {one["metadata"]["uid"] for one in services}
-        for kind in (DEPLOYMENT, SERVICE, REVISION):
+        for kind in (*CHILDREN, REVISION):
             for child in self.cluster.listed(kind):
                 owner = controller_of(child)
                 if owner is not None and owner["kind"] == INFERENCE_SERVICE.kind and owner["uid"] not in alive:

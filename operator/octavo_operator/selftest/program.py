@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from octavo_operator.selftest.clock import VirtualLoop
+from octavo_operator.selftest.clock import Standstill, VirtualLoop
 from octavo_operator.selftest.promises.catalogue import PROMISES
 from octavo_operator.selftest.promises.model import Promise
 from octavo_operator.selftest.world import World
@@ -20,6 +20,8 @@ Puts the operator's promises to the test: the real controller, reconciler and st
 memory while requests fail, watches lose events, pods crash and processes die. Needs no cluster and no network, and
 touches none. Time is virtual: an hour of outage costs a second.
 """
+
+CUT_SHORT = "it was not played to the end"
 
 SHOWN = 5
 """How many faults are shown of a promise that is broken."""
@@ -59,8 +61,12 @@ def play(promise: Promise, seed: int) -> Verdict:
     """Plays one promise in a new world. The same seed gives the same run."""
     began = time.perf_counter()
     random.seed(seed)  # the operator spreads its retries by the module's own generator
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        done, broken = runner.run(_play(promise, seed))
+    done, broken = CUT_SHORT, list[str]()
+    try:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            done, broken = runner.run(_play(promise, seed))
+    except Standstill as error:
+        broken = [str(error)]
     return Verdict(promise, done, tuple(broken), time.perf_counter() - began)
 
 
@@ -72,10 +78,13 @@ async def _play(promise: Promise, seed: int) -> tuple[str, list[str]]:
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: world.judge.fail(f"{context['message']}: {context.get('exception')!r}")
     )
+    done = CUT_SHORT
     try:
         done = await promise.play(world)
-        await world.stop()
+    except Exception as error:  # noqa: BLE001 a world that went to pieces is a verdict too
+        world.judge.fail(f"ended by {error!r}")
     finally:
+        await world.stop()
         logger.removeHandler(handler)
     return done, world.judge.broken
 
@@ -99,14 +108,12 @@ def main(arguments: Sequence[str]) -> int:
         verdicts.append(verdict)
         _show(verdict)
     broken = [verdict.promise.name for verdict in verdicts if verdict.broken]
-    took = time.perf_counter() - began
-    again = f"octavo-operator selftest --seed {seed}"
-    if broken:
-        print(f"\n{len(broken)} of {len(verdicts)} promises are broken, {took:.1f} s. The same run again:")
-        print("  " + again + "".join(f" --only {name}" for name in broken))
-        return 1
-    print(f"\n{len(verdicts)} promises held, {took:.1f} s. The same run again: {again}")
-    return 0
+    count = f"{len(broken)} of {len(verdicts)} promises are broken" if broken else f"{len(verdicts)} promises held"
+    again = "".join(f" --only {name}" for name in broken or given.only or ())
+    print(
+        f"\n{count}, {time.perf_counter() - began:.1f} s. The same again: octavo-operator selftest --seed {seed}{again}"
+    )
+    return 1 if broken else 0
 
 
 _WIDTH = max(map(len, PROMISES))

@@ -13,7 +13,7 @@ from enum import StrEnum
 from random import Random
 from typing import Any
 
-from octavo_operator.api.names import CLAIM, DEPLOYMENT, POD, Key, Kind, Manifest, key_of
+from octavo_operator.api.names import CLAIM, DEPLOYMENT, OWNER_LABEL, POD, Key, Kind, Manifest, key_of
 from octavo_operator.core.digest import digest
 from octavo_operator.selftest.clock import moment, now
 from octavo_operator.selftest.deployments import next_sizes, victims
@@ -105,6 +105,13 @@ class Workloads:
         self._write(pod, _server(waiting={"reason": "CrashLoopBackOff"}, last=ended), Ready="False")
         self._later(self.start_seconds, pod, self._serve)
 
+    def mend(self, pod: PodModel) -> None:
+        """What its containers waited for is there."""
+        pod.fate = Fate.WELL
+        if pod.placed:
+            self._set_up(pod)
+        self.schedule()
+
     def evict(self, pod: PodModel) -> None:
         """The node is short of something; another pod takes the place of this one, which stays behind as a record."""
         if pod.leaves or pod.failed:
@@ -116,7 +123,7 @@ class Workloads:
         )
 
     def schedule(self) -> None:
-        """Finds nodes for the pods that wait; call it when a claim has come."""
+        """Finds nodes for the pods that wait; call it when a claim or a GPU has come."""
         for pod in list(self._waiting.values()):
             obstacle = self._obstacle(pod)
             if obstacle:
@@ -156,8 +163,8 @@ class Workloads:
         """One sync of the Deployment controller and of its ReplicaSets."""
         self._dirty.discard(key)
         deployment = self.cluster.peek(DEPLOYMENT, key)
-        if deployment is None:
-            return
+        if deployment is None or OWNER_LABEL not in deployment["spec"]["template"]["metadata"]["labels"]:
+            return  # somebody else's is nobody's business here
         spec = deployment["spec"]
         applied = digest(spec["template"])
         pods = [pod for pod in self.of(key) if pod.stays]

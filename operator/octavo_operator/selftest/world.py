@@ -8,16 +8,23 @@ from typing import Any
 
 from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import (
+    CHILDREN,
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     INFERENCE_SERVICE,
+    NETWORK_POLICY,
+    OWNER_LABEL,
     SERVICE,
     UPDATE_ANNOTATION,
     Key,
     Kind,
     Manifest,
 )
+from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.scrape import Scraper
 from octavo_operator.core.store import Store
 from octavo_operator.handlers.controller import Controller
+from octavo_operator.handlers.lead import Elector, Fenced
 from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile import Reconciler
 from octavo_operator.selftest.clock import moment, now, seconds
@@ -34,17 +41,47 @@ QUIET_SECONDS = 420.0
 """How long nothing may change until the world is at rest: longer than the longest backoff (375 s) and than the time
 between two complete lists, so that each rest also shows that a list writes nothing."""
 
-RESTLESS_SECONDS = 7200.0
+RESTLESS_SECONDS = 1200.0
 """After this the world is taken never to come to rest."""
+
+
+VANDALISM: dict[Kind, tuple[Callable[[Manifest], object], ...]] = {
+    DEPLOYMENT: (
+        lambda live: live["spec"].update(replicas=7),
+        lambda live: live["spec"].update(paused=True),
+        lambda live: live["spec"]["strategy"].update(rollingUpdate={"maxSurge": 5, "maxUnavailable": 5}),
+        lambda live: live["spec"]["template"]["spec"]["containers"][0].update(image="other"),
+    ),
+    SERVICE: (
+        lambda live: live["spec"]["selector"].update({OWNER_LABEL: "other"}),
+        lambda live: live["spec"]["ports"][0].update(port=4),
+        lambda live: live["spec"]["ports"][0].update(targetPort=9),
+    ),
+    NETWORK_POLICY: (
+        lambda live: live["spec"].update(ingress=[{}]),
+        lambda live: live["spec"]["podSelector"]["matchLabels"].update({OWNER_LABEL: "other"}),
+    ),
+    DISRUPTION_BUDGET: (lambda live: live["spec"].update(maxUnavailable=0),),
+}
+"""What somebody may do to the fields of a child that are ours."""
 
 
 @dataclass(slots=True)
 class Operator:
-    """One process of the operator."""
+    """One process of the operator.
+
+    Attributes:
+        connection: its way to the API server.
+        watch: what it hears of it.
+        controller: what works in it.
+        elector: its part in the election; None when it is alone.
+        task: everything it does.
+    """
 
     connection: Connection
     watch: Watch
     controller: Controller
+    elector: Elector | None
     task: asyncio.Task[None]
 
     async def kill(self) -> None:
@@ -52,6 +89,14 @@ class Operator:
         self.watch.is_open = False
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def _run(controller: Controller, elector: Elector | None) -> None:
+    """The end of one part is the end of all, as in handlers/run.py."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(controller.run())
+        if elector is not None:
+            tasks.create_task(elector.run())
 
 
 class World:
@@ -76,25 +121,32 @@ class World:
         self.workloads.start()
         self.judge.start()
 
-    def start_operator(self, image: str = Fate.WELL) -> Operator:
-        """Starts a process of the operator; it knows nothing yet."""
+    def start_operator(self, image: str = Fate.WELL, *, faults: Faults | None = None, alone: bool = True) -> Operator:
+        """Starts a process of the operator; it knows nothing yet.
+
+        Args:
+            image: the runtime's image that it is installed with.
+            faults: what goes wrong for it; None for what goes wrong for all.
+            alone: whether it leads without asking.
+        """
         self.judge.image = image
-        for manifest in self.cluster.all(INFERENCE_SERVICE):
-            # It has not seen the answers to earlier applies, and sends both children once more.
-            self.judge.allowed[NAMESPACE, manifest["metadata"]["name"]] += 2
-        connection = Connection(self.cluster, self.faults, self.judge)
+        for key in self.judge.written:
+            # It has not seen the answers to earlier applies, and sends all children once more.
+            self.judge.allowed[key] += len(CHILDREN)
+        name, faults = f"operator {len(self.operators) + 1}", faults or self.faults
+        clock = asyncio.get_running_loop().time
+        connection = Connection(self.cluster, faults, self.judge, name)
+        elector = None if alone else Elector(connection, (NAMESPACE, "octavo-operator"), name, clock=clock)
+        port = connection if elector is None else Fenced(connection, elector)
         store, metrics = Store(), Metrics()
+        autoscaler = Autoscaler(port, store, Scraper(), metrics, notify=lambda key: controller.look_at(key))  # noqa: PLW0108 it comes later
         reconciler = Reconciler(
-            connection,
-            store,
-            metrics,
-            runtime_image=image,
-            now=now,
-            monotonic=asyncio.get_running_loop().time,
+            port, store, metrics, autoscaler=autoscaler, runtime_image=image, now=now, monotonic=clock
         )
-        controller = Controller(connection, store, reconciler.reconcile, metrics)
-        watch = Watch(self.cluster, self.faults, controller.on_event)
-        operator = Operator(connection, watch, controller, asyncio.create_task(controller.run()))
+        turn = None if elector is None else elector.elected
+        controller = Controller(connection, store, reconciler.reconcile, metrics, turn=turn)
+        watch = Watch(self.cluster, faults, controller.on_event)
+        operator = Operator(connection, watch, controller, elector, asyncio.create_task(_run(controller, elector)))
         watch.open()
         self.operators.append(operator)
         return operator
@@ -131,6 +183,7 @@ class World:
                 {"runtime": {"maxNumSeqs": self.random.randint(1, 99)}},
                 {"runtime": {"image": self.random.choice([Fate.WELL, Fate.WELL_TOO])}},
                 {"service": {"type": "ClusterIP", "port": self.random.randint(80, 99)}},
+                {"suspend": self.random.random() < 0.5},
                 {"podTemplate": {"metadata": {"labels": {"team": self.random.choice("abc")}}}},
             ]
         )
@@ -149,39 +202,29 @@ class World:
         asyncio.get_running_loop().call_later(self.random.uniform(0.1, 3.0), self.cluster.collect)
 
     def take_name(self, kind: Kind, name: str, **labels: str) -> Manifest:
-        """Somebody creates a Deployment or Service of their own."""
+        """Somebody creates an object of their own."""
         template = {
             "metadata": {"labels": {"app": "theirs"}},
             "spec": {"containers": [{"name": "c", "image": "theirs"}]},
         }
-        spec: Manifest = {"ports": [{"port": 5, "protocol": "TCP"}]}
-        if kind is DEPLOYMENT:
+        spec: Manifest = {"theirs": True}
+        if kind is SERVICE:
+            spec = {"ports": [{"port": 5, "protocol": "TCP"}]}
+        elif kind is DEPLOYMENT:
             spec = {"replicas": 0, "strategy": {"type": "Recreate"}, "template": template}
         metadata = {"namespace": NAMESPACE, "name": name, "labels": labels}
         return self.cluster.put({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec})
 
     def vandalise(self, key: Key) -> bool:
         """Somebody deletes a child of this object, or changes a field of it that is ours, if there is one."""
-        kind = self.random.choice([DEPLOYMENT, SERVICE])
+        kind = self.random.choice(CHILDREN)
         if self.cluster.peek(kind, key) is None:
             return False
         changes: list[Callable[[Manifest], object]] = [
             lambda live: live["metadata"].update(labels={}),
             lambda live: live["metadata"].pop("ownerReferences", None),
+            *VANDALISM[kind],
         ]
-        if kind is DEPLOYMENT:
-            changes += [
-                lambda live: live["spec"].update(replicas=7),
-                lambda live: live["spec"].update(paused=True),
-                lambda live: live["spec"]["strategy"].update(rollingUpdate={"maxSurge": 5, "maxUnavailable": 5}),
-                lambda live: live["spec"]["template"]["spec"]["containers"][0].update(image="other"),
-            ]
-        else:
-            changes += [
-                lambda live: live["spec"]["selector"].update({"octavo.dev/inferenceservice": "other"}),
-                lambda live: live["spec"]["ports"][0].update(port=4),
-                lambda live: live["spec"]["ports"][0].update(targetPort=9),
-            ]
         choice = self.random.randrange(len(changes) + 1)
         if choice == len(changes):
             self.cluster.delete(kind, key)
@@ -191,22 +234,32 @@ class World:
 
     def expect_ready(self, key: Key, reason: Reason) -> None:
         """Ready must have this reason now."""
-        service = self.cluster.peek(INFERENCE_SERVICE, key)
-        told = ready_of(service)[1] if service else "nothing"
+        told = self.ready_reason(key)
         if told != reason:
-            self.judge.fail(f"{key[1]}: Ready tells {told} instead of {reason}")
+            self.judge.fail(f"{key[1]}: Ready tells {told or 'nothing'} instead of {reason}")
+
+    def ready_reason(self, key: Key) -> str:
+        """The reason of Ready; empty when there is none."""
+        service = self.cluster.peek(INFERENCE_SERVICE, key)
+        return ready_of(service)[1] if service else ""
 
     def applied_replicas(self, key: Key) -> int:
         """How many pods the Deployment of an object should have; 0 when there is none."""
         deployment = self.cluster.peek(DEPLOYMENT, key)
         return int(deployment["spec"]["replicas"]) if deployment else 0
 
-    async def rest(self, *, within: float | None = None, of: str = "everything is put right") -> float:
+    async def until(self, condition: Callable[[], bool], *, within: float = 600.0) -> None:
+        """Waits for a state of the world, at most for some time."""
+        began = seconds()
+        while not condition() and seconds() - began < within:  # noqa: ASYNC110 states of the fake set no events
+            await asyncio.sleep(0.1)
+
+    async def rest(self, *, within: float | None = None, applied: float | None = None) -> float:
         """Waits until nothing changes any more, and lets the judge look at everything.
 
         Args:
-            within: seconds in which the last change must have happened, if that is a promise.
-            of: what takes so long, for the judge's sentence.
+            within: seconds in which everything must have come to rest, pods and status included, if that is promised.
+            applied: seconds in which the children must have got their last change, if that is promised.
 
         Returns:
             The seconds until the last change.
@@ -219,7 +272,10 @@ class World:
             await asyncio.sleep(due - seconds())
         took = max(0.0, self.judge.changed_at - began)
         if within is not None and took > within:
-            self.judge.fail(f"{took:.1f} s until {of}, {within:.0f} s are promised")
+            self.judge.fail(f"{took:.1f} s until everything was at rest, {within:.0f} s are promised")
+        if applied is not None and self.judge.applied_at - began > applied:
+            late = self.judge.applied_at - began
+            self.judge.fail(f"{late:.1f} s until the last child was put right, {applied:.0f} s are promised")
         for operator in self.operators:
             if operator.task.done() and operator.watch.is_open:
                 self.judge.fail(f"the operator ended: {operator.task.exception()!r}")

@@ -173,6 +173,13 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     help="Seconds that running requests get to finish after SIGTERM.",
 )
 @_life(
+    "--load-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600,
+    help="Seconds without progress, while the model loads, after which /livez fails. Must be longer than the largest "
+    "tensor takes to read.",
+)
+@_life(
     "--step-timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=120,

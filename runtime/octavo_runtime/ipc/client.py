@@ -81,7 +81,7 @@ class EngineClient:
     failure: StartError | None = None
     _open: dict[str, _Open] = field(default_factory=dict)
     _resizes: deque[asyncio.Future[EngineInfo]] = field(default_factory=deque)
-    _last_heard: float = 0.0
+    _last_heard: float = field(default_factory=time.monotonic)
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -150,12 +150,12 @@ class EngineClient:
         return len(self._open)
 
     def silent_for(self, now: float) -> float:
-        """Seconds since the engine last showed a step while it had work; 0 without work.
+        """Seconds since the engine last showed progress of loading, or a step while it had work; 0 without work.
 
         Args:
             now: Seconds on the monotonic clock.
         """
-        return max(0.0, now - self._last_heard) if self._open else 0.0
+        return max(0.0, now - self._last_heard) if self._open or self.info is None else 0.0
 
     async def stream(self, requests: Sequence[Request]) -> AsyncGenerator[Arrival]:
         """Hands over requests and yields their events, mixed, without end: the caller leaves when it has enough.

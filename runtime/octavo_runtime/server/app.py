@@ -348,7 +348,11 @@ class Server:
         if self._client.failure is not None:
             return _json({"status": "dead", "detail": self._client.failure.message}, status=503)
         silent = self._client.silent_for(time.monotonic())
-        if silent > self._config.step_timeout:
+        if self._client.info is None:
+            if silent > self._config.load_timeout:
+                detail = f"loading has made no progress for {silent:.0f} s"
+                return _json({"status": "hung", "detail": detail}, status=503)
+        elif silent > self._config.step_timeout:
             detail = f"the engine has work and has finished no step for {silent:.0f} s"
             return _json({"status": "hung", "detail": detail}, status=503)
         return _json({"status": "alive"})

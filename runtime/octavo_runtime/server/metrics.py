@@ -160,7 +160,11 @@ class _Engine(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for name, text, value in (
-            ("octavo:engine_silent_seconds", "Since the last step, while there is work", self._silent()),
+            (
+                "octavo:engine_silent_seconds",
+                "Since the last step, while there is work, or progress of loading",
+                self._silent(),
+            ),
             ("octavo:engine_resident_memory_bytes", "Memory of the engine process", self._resident()),
         ):
             family = GaugeMetricFamily(name, text, labels=["model_name"])

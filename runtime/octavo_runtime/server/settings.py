@@ -24,6 +24,7 @@ class ServerConfig:
             unless none waits. None: no limit.
         max_connection_age: Seconds after which a connection is closed with its next answer; 0 never.
         shutdown_timeout: Seconds that running requests get to finish after SIGTERM.
+        load_timeout: Seconds without progress, while the model loads, after which /livez fails.
         step_timeout: Seconds without a step, while there is work, after which /livez fails.
         sse_ping_seconds: Between two comments that keep a stream open.
         max_body_bytes: Largest request body; more gets 413.
@@ -38,6 +39,7 @@ class ServerConfig:
     max_num_queued_tokens: int | None = None
     max_connection_age: float = 60.0
     shutdown_timeout: float = 120.0
+    load_timeout: float = 600.0
     step_timeout: float = 120.0
     sse_ping_seconds: float = 15.0
     max_body_bytes: int = 16 << 20

@@ -232,6 +232,27 @@ async def test_listening_while_loading(serve: Serve) -> None:
         assert (await served.get("/health"))[0] == 200
 
 
+async def test_livez_fails_when_loading_hangs(serve: Serve) -> None:
+    async with serve(Script(reply=ids("x"), load_seconds=60), ready=False, load_timeout=1) as served:
+        assert (await served.get("/livez"))[0] == 200
+        async with asyncio.timeout(10):
+            while (await served.get("/livez"))[0] == 200:  # noqa: ASYNC110 - what is waited for is in another process
+                await asyncio.sleep(0.02)
+        status, body = await served.get("/livez")
+        assert (status, body["status"]) == (503, "hung")
+        assert "loading has made no progress" in body["detail"]
+
+
+async def test_livez_is_fine_while_loading_makes_progress(serve: Serve) -> None:
+    """Ten reports: loading takes longer than its timeout, but none of its parts does."""
+    script = Script(reply=ids("x"), load_seconds=6)
+    async with serve(script, ready=False, load_timeout=3, step_timeout=0.001) as served:
+        while not served.service.ready.is_set():
+            assert (await served.get("/livez"))[0] == 200
+            await asyncio.sleep(0.05)
+        assert (await served.get("/livez"))[0] == 200
+
+
 async def test_start_on_a_taken_port(serve: Serve) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

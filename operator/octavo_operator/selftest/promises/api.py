@@ -4,7 +4,7 @@ import asyncio
 
 from octavo_operator.api.names import Key
 from octavo_operator.errors import ClusterError, Rejected, Unavailable
-from octavo_operator.selftest.promises.model import STARTED, Promise
+from octavo_operator.selftest.promises.model import AT_ONCE, STARTED, Promise
 from octavo_operator.selftest.world import World
 
 __all__ = ["PROMISES"]
@@ -24,7 +24,7 @@ async def _conflicts(world: World) -> str:
         world.faults.stale = part
         await _edits(world, keys, 15, within=30)
     world.faults.stale = 0.0
-    took = await world.rest(within=STARTED)
+    took = await world.rest(within=STARTED, applied=AT_ONCE)
     return f"10 objects, 45 edits, {world.faults.injected} writes answered 409; at rest {took:.1f} s later"
 
 
@@ -43,7 +43,7 @@ async def _outage(world: World) -> str:
     if world.judge.writes.total() != writes:
         world.judge.fail("something was written while the API server was away")
     world.faults.down = None
-    took = await world.rest(within=STARTED)
+    took = await world.rest(within=STARTED, applied=AT_ONCE)
     return f"away for 2 min, {world.faults.injected} requests unanswered, 12 edits; at rest {took:.1f} s later"
 
 
@@ -71,7 +71,7 @@ async def _lost_answers(world: World) -> str:
     world.faults.lost = 0.4
     await _edits(world, keys, 40, within=60)
     world.faults.lost = 0.0
-    took = await world.rest(within=STARTED)
+    took = await world.rest(within=STARTED, applied=AT_ONCE)
     return f"10 objects, 40 edits, {world.faults.injected} writes done and unanswered; at rest {took:.1f} s later"
 
 

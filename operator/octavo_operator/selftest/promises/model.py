@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 from octavo_operator.selftest.world import World
 
-__all__ = ["STARTED", "Promise"]
+__all__ = ["AT_ONCE", "STARTED", "Promise"]
 
-STARTED = 20.0
-"""Seconds in which pods have started, and others have drained, when nothing goes wrong any more."""
+STARTED = 40.0
+"""Seconds in which three pods have been replaced one after the other, and the last one has drained."""
+
+AT_ONCE = 4.0
+"""Seconds in which children are changed when nothing is in the way: a look that failed is repeated after 2 to 2.5 s."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ async def _chaos(world: World) -> str:
     world.start_operator()
     keys = world.create_many(8)
     crashes = evictions = 0
-    for _ in range(80):
+    for _ in range(60):
         pods = [pod for pod in world.workloads.pods.values() if pod.ready]
         if pods and world.random.random() < 0.5:
             world.workloads.crash(world.random.choice(pods))

@@ -1,0 +1,1 @@
+"""The autoscaler: from the pods' metrics to a number of replicas, with the reason."""

@@ -1,0 +1,1 @@
+"""The decision: pure, so that it can be replayed, simulated and proved."""

@@ -1,0 +1,90 @@
+"""What the comparison of autoscalers reports: the figures that judge ours, and the pictures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from bench.autoscaling.__main__ import Case, carry_out, figures, mean, table
+from bench.autoscaling.measures import Measures
+from bench.autoscaling.plot import draw
+
+USUAL = Measures(violations=0.02, gpu_hours=5.0, overshoot=1, flaps=2, decision_seconds=5.0, lost_scale_downs=0)
+
+
+def compared(ours: Measures, **others: Measures) -> dict[tuple[str, str, float], Measures]:
+    return {("step", name, 180.0): found for name, found in {"ours": ours, **others}.items()}
+
+
+def test_figures_leave_out_what_did_not_run() -> None:
+    assert figures({("step", "wva", 180.0): USUAL}) == {}
+
+
+def test_figures_compare_with_the_cheapest_that_is_no_later() -> None:
+    found = figures(
+        compared(
+            USUAL,
+            cheap_and_late=replace(USUAL, violations=0.3, gpu_hours=2.0),
+            as_good=replace(USUAL, gpu_hours=8.0),
+            dear=replace(USUAL, violations=0.0, gpu_hours=10.0),
+        )
+    )
+    assert found["worst_gpu_hours_ratio"] == pytest.approx(5 / 8)
+
+
+def test_figures_compare_with_the_least_late_where_all_are_later() -> None:
+    found = figures(compared(USUAL, a=replace(USUAL, violations=0.1, gpu_hours=4.0), b=replace(USUAL, violations=0.3)))
+    assert found["mean_gpu_hours_vs_best_other"] == pytest.approx(5 / 4)
+
+
+def test_figures_tell_the_worst_of_ours() -> None:
+    means = compared(USUAL, other=USUAL) | {
+        ("loss-10", "ours", 180.0): replace(USUAL, overshoot=7, decision_seconds=9.0, lost_scale_downs=2),
+        ("loss-10", "other", 180.0): replace(USUAL, gpu_hours=10.0),
+    }
+    found = figures(means)
+    assert found == pytest.approx(
+        {
+            "worst_gpu_hours_ratio": 1.0,
+            "mean_gpu_hours_vs_best_other": 0.75,
+            "late_share": 0.02,
+            "late_share_best_other": 0.02,
+            "step_overshoot": 1,
+            "decision_s": 9.0,
+            "scale_downs_from_missing": 2,
+        }
+    )
+
+
+def test_figures_leave_out_what_no_trace_shows() -> None:
+    calm = replace(USUAL, decision_seconds=-1.0)
+    found = figures({("ramp", "ours", 180.0): calm, ("ramp", "other", 180.0): calm})
+    assert not {"step_overshoot", "decision_s"} & found.keys()
+
+
+def test_mean_has_the_worst_decision_and_all_lost_scale_downs() -> None:
+    found = mean([USUAL, replace(USUAL, gpu_hours=7.0, decision_seconds=20.0, lost_scale_downs=1)])
+    assert (found.gpu_hours, found.decision_seconds, found.lost_scale_downs) == (6.0, 20.0, 1)
+
+
+def test_table_has_a_row_for_each_policy_that_ran() -> None:
+    text = table("step", {("step", "wva", 30.0): replace(USUAL, decision_seconds=-1.0)}, [30.0])
+    assert text.splitlines()[-1].split() == ["wva", "2.00", "5.00", "1.0", "2.0", "-", "0"]
+
+
+def test_carry_out_runs_a_policy_on_a_trace() -> None:
+    outcome = carry_out(Case("step", "constant-min", 1, 30.0))
+    assert outcome.steps == ((0.0, 1),)
+    assert outcome.measures.gpu_hours == 1.0
+    assert (len(outcome.worth), outcome.worth[0], outcome.worth[20]) == (60, 1.0, 6.0)
+
+
+def test_draw_makes_a_row_for_each_policy() -> None:
+    picture = draw("a < b", [1.0, 2.0], {"one": [(0.0, 1), (600.0, 3)], "two": [(0.0, 2)]}, 10)
+    root = ET.fromstring(picture)  # noqa: S314 - our own
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[:2] == ["a < b", "one"]
+    assert "two" in texts
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}path"))) == 4

@@ -1,0 +1,56 @@
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo_operator.autoscale.core.trend import fit
+
+TIMES = [15.0 * number for number in range(12)]
+NOW = 172.5
+
+
+def points(values: list[float]) -> list[tuple[float, float]]:
+    return list(zip(TIMES, values, strict=True))
+
+
+def test_fit_noise_stays() -> None:
+    trends = []
+    for seed in range(200):
+        random_numbers = random.Random(seed)
+        trends.append(fit(points([3 + random_numbers.gauss(0, 0.1) for _ in TIMES]), NOW))
+    assert sum(trend.slope == 0 for trend in trends) > 170
+    assert all(trend.level == pytest.approx(3, abs=0.25) for trend in trends)
+    assert sum(trend.spread for trend in trends) / 200 == pytest.approx(0.1, abs=0.01)
+
+
+def test_fit_climb_is_followed_to_now() -> None:
+    random_numbers = random.Random(7)
+    trend = fit(points([1 + 0.01 * time + random_numbers.gauss(0, 0.05) for time in TIMES]), NOW)
+    assert trend.slope == pytest.approx(0.01, rel=0.1)
+    assert trend.level == pytest.approx(1 + 0.01 * NOW, abs=0.1)
+    assert trend.span == NOW
+
+
+@pytest.mark.parametrize("since", range(1, 12))
+def test_fit_jump_is_no_climb(since: int) -> None:
+    random_numbers = random.Random(since)
+    values = [(1.0 if number < since else 6.0) + random_numbers.gauss(0, 0.05) for number in range(12)]
+    trend = fit(points(values), NOW)
+    assert trend.slope == 0
+    assert trend.level == pytest.approx(6, abs=0.15)
+    assert trend.spread < 0.2
+
+
+def test_fit_few_points_are_averaged() -> None:
+    trend = fit([(0.0, 9.0), (15.0, 1.0), (30.0, 2.0), (45.0, 3.0)], 50)
+    assert (trend.level, trend.slope, trend.spread, trend.span) == (2, 0, 0, 50)
+
+
+@given(st.lists(st.floats(0, 1000), min_size=1, max_size=40), st.floats(0, 100))
+def test_fit_any_points_give_numbers(values: list[float], since: float) -> None:
+    times = [15.0 * number for number in range(len(values))]
+    trend = fit(list(zip(times, values, strict=True)), times[-1] + since)
+    assert all(math.isfinite(one) for one in (trend.level, trend.slope, trend.spread, trend.span))
+    assert trend.spread >= 0
