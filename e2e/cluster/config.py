@@ -127,6 +127,25 @@ def components(layout: Layout) -> list[Component]:
     ]
 
 
+def control_plane(layout: Layout) -> list[Component]:
+    """The programs of a cluster without a node: kwok plays nodes and pods, so that a small machine holds thousands."""
+    needed = {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+    kwok = Component(
+        "kwok",
+        (
+            str(INSIDE / "bin" / "kwok"),
+            f"--kubeconfig={INSIDE}/kubeconfig",
+            f"--config={INSIDE}/kwok.yaml",
+            "--manage-all-nodes=true",
+            f"--node-ip={layout.node_ip}",
+            "--cidr=100.64.0.0/12",  # the pods answer nowhere, and there are more of them than a real node's addresses
+            "--node-lease-duration-seconds=40",
+        ),
+        needs_api=True,
+    )
+    return [component for component in components(layout) if component.name in needed] + [kwok]
+
+
 def files(layout: Layout, pause_image: str) -> dict[str, str]:
     """Contents of the files below the state directory, by relative path."""
     return {
@@ -135,6 +154,7 @@ def files(layout: Layout, pause_image: str) -> dict[str, str]:
         "kubelet.json": json.dumps(_kubelet(layout), indent=1),
         "kube-proxy.json": json.dumps(_kube_proxy(layout), indent=1),
         "Corefile": _corefile(layout),
+        "kwok.yaml": "\n---\n".join(json.dumps(stage, indent=1) for stage in _stages()),
         "resolv.conf": f"nameserver {layout.dns_service_ip}\n",
     }
 
@@ -256,6 +276,69 @@ def _corefile(layout: Layout) -> str:
   }}
 }}
 """
+
+
+def _stages() -> list[dict[str, Any]]:
+    """What kwok does: nodes are ready at once, pods run and answer at once, and go when they are told to."""
+    ready = '.status.conditions.[] | select( .type == "Ready" ) | .status'
+    not_ready = {"key": ready, "operator": "NotIn", "values": ["True"]}
+    leaving = {"key": ".metadata.deletionTimestamp", "operator": "Exists"}
+    conditions = "{{ $now := Now }}\nconditions:\n"
+    condition = "- {type: %s, status: 'True', reason: Fake, lastTransitionTime: {{ $now | Quote }}}\n"
+    node = (
+        conditions
+        + condition % "Ready"
+        + "".join(f"{part}: {{cpu: 1k, memory: 1Ti, pods: 1M}}\n" for part in ("capacity", "allocatable"))
+    )
+    pod = (
+        conditions
+        + "".join(condition % kind for kind in ("Initialized", "PodReadyToStartContainers", "ContainersReady", "Ready"))
+        + """\
+initContainerStatuses:
+{{ range .spec.initContainers }}
+- name: {{ .name | Quote }}
+  image: {{ .image | Quote }}
+  imageID: ""
+  ready: true
+  restartCount: 0
+  state: {terminated: {exitCode: 0, reason: Completed, startedAt: {{ $now | Quote }}, finishedAt: {{ $now | Quote }}}}
+{{ end }}
+containerStatuses:
+{{ range .spec.containers }}
+- name: {{ .name | Quote }}
+  image: {{ .image | Quote }}
+  imageID: ""
+  ready: true
+  started: true
+  restartCount: 0
+  state: {running: {startedAt: {{ $now | Quote }}}}
+{{ end }}
+{{ with PodIPWith .spec.nodeName false .metadata.uid .metadata.name .metadata.namespace }}
+podIP: {{ . | Quote }}
+podIPs: [{ip: {{ . | Quote }}}]
+{{ end }}
+phase: Running
+startTime: {{ $now | Quote }}
+"""
+    )
+
+    def stage(name: str, kind: str, *matches: dict[str, Any], **then: Any) -> dict[str, Any]:
+        return {
+            "apiVersion": "kwok.x-k8s.io/v1alpha1",
+            "kind": "Stage",
+            "metadata": {"name": name},
+            "spec": {
+                "resourceRef": {"apiGroup": "v1", "kind": kind},
+                "selector": {"matchExpressions": list(matches)},
+                "next": then,
+            },
+        }
+
+    return [
+        stage("node-ready", "Node", not_ready, statusTemplate=node),
+        stage("pod-ready", "Pod", leaving | {"operator": "DoesNotExist"}, not_ready, statusTemplate=pod),
+        stage("pod-gone", "Pod", leaving, delete=True),
+    ]
 
 
 def base_objects(layout: Layout) -> list[dict[str, Any]]:

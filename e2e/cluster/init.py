@@ -1,7 +1,8 @@
 """Process 1 of the cluster's namespaces: prepares them, starts the components, and ends when one of them ends.
 
 Everything else is a child of this process in a PID namespace, so that its death, however it comes, is the end of
-every component, container, mount, interface and route. Run as `python3 -m cluster.init STATE` by `namespaces.start`.
+every component, container, mount, interface and route. Run as `python3 -m cluster.init STATE MODE` by `namespaces.start`;
+the mode is `node`, or `control-plane` for a cluster whose nodes are played by kwok.
 """
 
 import json
@@ -35,7 +36,7 @@ def main() -> NoReturn:
     _mount(layout.state)
     _join_network(layout)
     running: dict[int, _Running] = {}
-    components = config.components(layout)
+    components = config.components(layout) if sys.argv[2] == "node" else config.control_plane(layout)
     for component in components:
         if not component.needs_api:
             _spawn(component, running)

@@ -24,6 +24,7 @@ GPU = "nvidia.com/gpu"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _STATE_GIB = 1.0
 _DEADLINE_S = 120.0
+_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 
 
 def up(layout: Layout, gpus: int | None, progress: Progress) -> None:
@@ -54,6 +55,33 @@ def up(layout: Layout, gpus: int | None, progress: Progress) -> None:
             _start(layout, plan, progress)
         if gpus is not None:
             set_gpus(layout, gpus)
+
+
+def control_plane(layout: Layout, progress: Progress) -> None:
+    """Start a control plane afresh, without a node: kwok plays those that are created, and their pods.
+
+    `down` takes it away; so does the next start, whatever is left of an earlier one.
+
+    Raises:
+        ClusterError: with the failed component and the tail of its log.
+    """
+    system.check_root()
+    _check_state_path(layout)
+    system.check_disk(layout.state, _STATE_GIB, "a cluster's state")
+    system.install(system.NODE_PACKAGES, progress)
+    programs = binaries.ensure(progress, (*binaries.PROGRAMS, binaries.KWOK))
+    with _lock(layout), progress.stage("control plane"):
+        _clear(layout)
+        try:
+            _write_state(layout, _plan(layout, programs))
+            (layout.state / "bin" / "kwok").symlink_to(programs["kwok"])
+            namespaces.start(layout, "control-plane")
+            api = Api(layout, timeout_s=3.0)
+            _wait_for(api.ready, layout, "the API server", "kube-apiserver")
+            _wait_for(lambda: _exists(api, _ACCOUNT), layout, "the service account", "kube-controller-manager")
+        except BaseException:
+            namespaces.stop(layout)
+            raise
 
 
 def down(layout: Layout, *, purge: bool, progress: Progress) -> None:
@@ -132,7 +160,7 @@ def _start(layout: Layout, plan: _Plan, progress: Progress) -> None:
         with progress.stage("certificates and configuration"):
             _write_state(layout, plan)
         with progress.stage("namespaces"):
-            namespaces.start(layout)
+            namespaces.start(layout, "node")
         api = Api(layout, timeout_s=3.0)
         with progress.stage("API server"):
             _wait_for(api.ready, layout, "the API server", "kube-apiserver")
@@ -146,8 +174,7 @@ def _start(layout: Layout, plan: _Plan, progress: Progress) -> None:
             _wait_for(lambda: _dns_ready(layout), layout, "CoreDNS", "coredns")
             _wait_for(lambda: _service_answers(layout), layout, "the kube-dns Service to answer", "kube-proxy")
         with progress.stage("default service account"):
-            account = "/api/v1/namespaces/default/serviceaccounts/default"
-            _wait_for(lambda: _exists(api, account), layout, "the service account", "kube-controller-manager")
+            _wait_for(lambda: _exists(api, _ACCOUNT), layout, "the service account", "kube-controller-manager")
     except BaseException:
         namespaces.stop(layout)
         raise

@@ -22,8 +22,12 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _GONE_DEADLINE_S = 20.0
 
 
-def start(layout: Layout) -> int:
+def start(layout: Layout, mode: str) -> int:
     """Start process 1 in fresh namespaces and connect them to the host; returns its PID.
+
+    Args:
+        layout: the cluster.
+        mode: what process 1 starts: see `init`.
 
     Raises:
         ClusterError: the addresses are taken, or the namespaces could not be made.
@@ -32,7 +36,7 @@ def start(layout: Layout) -> int:
     _create_cgroups(layout)
     procs = _tracking_root() / layout.name / "components" / "cgroup.procs"
     unshare = "setsid --fork unshare --net --mount --pid --fork --kill-child=KILL --mount-proc --propagation private"
-    first = [*unshare.split(), sys.executable, "-m", "cluster.init", str(layout.state)]
+    first = [*unshare.split(), sys.executable, "-m", "cluster.init", str(layout.state), mode]
     with (layout.logs / "init.log").open("wb") as log:
         subprocess.run(
             ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *first],

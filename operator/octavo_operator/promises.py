@@ -22,7 +22,7 @@ from octavo_operator.api.names import (
     Manifest,
     key_of,
 )
-from octavo_operator.cluster.port import ClusterPort
+from octavo_operator.cluster.port import ABSENT, ClusterPort
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 from octavo_operator.testing import inference_service
 
@@ -69,6 +69,22 @@ async def _uid_is_a_precondition(port: ClusterPort, namespace: str) -> None:
     await _raises(Stale, port.apply(stray, manager="one"))
 
 
+async def _version_is_a_precondition_of_what_exists(port: ClusterPort, namespace: str) -> None:
+    only_new = _service(namespace)
+    only_new["metadata"]["resourceVersion"] = ABSENT
+    first = await port.apply(only_new, manager="one")
+    assert first["metadata"]["labels"]["a"] == "1"
+    only_new["metadata"]["labels"]["a"] = "2"
+    await _raises(Stale, port.apply(only_new, manager="one"))
+    await _raises(Stale, port.apply(only_new, manager="two"))
+    assert await port.get(SERVICE, namespace, "one") == first
+    # Ownership is that of an apply: what is left out of the next one goes.
+    without = _service(namespace)
+    del without["metadata"]["labels"]["a"]
+    answer = await port.apply(without, manager="one")
+    assert answer["metadata"]["labels"] == {MANAGED_BY: OPERATOR}
+
+
 async def _missing_is_none(port: ClusterPort, namespace: str) -> None:
     assert await port.get(SERVICE, namespace, "nobody") is None
     await _raises(Gone, port.apply(_service(f"{namespace}-nowhere"), manager="one"))
@@ -76,14 +92,14 @@ async def _missing_is_none(port: ClusterPort, namespace: str) -> None:
 
 async def _lists_what_is_labelled(port: ClusterPort, namespace: str) -> None:
     answer = await port.apply(_service(namespace), manager="one")
-    listing = await port.list_all(SERVICE, namespace)
+    listing = await port.list_page(SERVICE, namespace)
     assert [key_of(one) for one in listing.items] == [(namespace, "one")]
     assert "kind" not in listing.items[0]
     assert listing.version >= int(answer["metadata"]["resourceVersion"])
     hidden = _service(namespace)
     hidden["metadata"]["labels"] = {}
     await port.apply(hidden, manager="one")
-    assert (await port.list_all(SERVICE, namespace)).items == ()
+    assert (await port.list_page(SERVICE, namespace)).items == ()
 
 
 async def _renumbered_port_needs_merge(port: ClusterPort, namespace: str) -> None:
@@ -256,6 +272,7 @@ PROMISES: dict[str, Callable[[ClusterPort, str], Awaitable[None]]] = {
     "same apply twice": _same_apply_twice,
     "left out goes, foreign stays": _left_out_goes_foreign_stays,
     "uid is a precondition": _uid_is_a_precondition,
+    "version is a precondition of what exists": _version_is_a_precondition_of_what_exists,
     "missing is none": _missing_is_none,
     "lists what is labelled": _lists_what_is_labelled,
     "renumbered port needs merge": _renumbered_port_needs_merge,

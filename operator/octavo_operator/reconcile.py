@@ -28,7 +28,7 @@ from octavo_operator.api.privileges import Privilege
 from octavo_operator.api.service import InferenceService
 from octavo_operator.autoscale.autoscaler import Autoscaler
 from octavo_operator.autoscale.core.report import Scaled
-from octavo_operator.cluster.port import ClusterPort
+from octavo_operator.cluster.port import ABSENT, ClusterPort
 from octavo_operator.core.containers import Cause
 from octavo_operator.core.decisions import Decision, deployment_decisions, record, repair, scale_decision, unpinned
 from octavo_operator.core.desired import desired_children, pod_template
@@ -43,7 +43,7 @@ from octavo_operator.core.rollout import Replica, Stall, Step, next_step, replic
 from octavo_operator.core.setup import seconds_until_overdue
 from octavo_operator.core.status import desired_status, is_written, refused_status, refuses_pods
 from octavo_operator.core.store import Store
-from octavo_operator.errors import ClusterError, Gone, Rejected, SpecInvalid
+from octavo_operator.errors import ClusterError, Gone, Rejected, SpecInvalid, Stale
 from octavo_operator.metrics import Metrics
 
 __all__ = ["Outcome", "Reconciler"]
@@ -83,6 +83,7 @@ class _Memory:
 
     applied: dict[Kind, Applied] = field(default_factory=dict)
     repairs: dict[Kind, deque[float]] = field(default_factory=dict)
+    taken: set[Kind] = field(default_factory=set)
     claim: tuple[str, ClaimPhase, float] | None = None
     account: tuple[str, Cause | None, float] | None = None
     waiting_since: float | None = None
@@ -264,20 +265,23 @@ class Reconciler:
             metadata = manifest["metadata"]
             before = memory.applied.get(kind)
             repeats = before is not None and before.sent == digest(manifest)
-            repairs = memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE))
+            repairs = memory.repairs.get(kind) or deque()
             if repeats and len(repairs) == REPAIRS_PER_MINUTE and self._monotonic() - repairs[0] < 60:
                 problems.append(_contested(manifest))
                 continue
             try:
-                if manifest in todo.create:
-                    present = await self._port.get(kind, metadata["namespace"], metadata["name"])
-                    if present is not None and not is_ours(present, observed.service):
-                        problems.append(_taken(manifest))
-                        continue
-                answer = await self._write(manifest, observed.children.get(kind))
+                present = observed.children.get(kind)
+                answer = await (
+                    self._write(manifest, present)
+                    if present
+                    else self._create(manifest, observed.service, memory.taken)
+                )
             except Rejected as error:
                 logger.warning("%s %s was refused: %s", kind.kind, metadata["name"], error)
                 problems.append(Cause(Reason.APPLY_REJECTED, f"{kind.kind} {metadata['name']}: {error}"))
+                continue
+            if answer is None:
+                problems.append(_taken(manifest))
                 continue
             self._metrics.writes.labels(kind.kind).inc()
             logger.info("applied %s %s/%s", kind.kind, metadata["namespace"], metadata["name"])
@@ -285,16 +289,39 @@ class Reconciler:
             memory.applied[kind] = remember(manifest, answer)
             if repeats:
                 # Only what was done counts: attempts while the API server is away are nobody's contest.
-                repairs.append(self._monotonic())
+                memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE)).append(self._monotonic())
             repaired = repair(manifest, observed, answer, before)
             made = () if repeats else decisions.get(kind, ())
             memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
         return problems
 
-    async def _write(self, manifest: Manifest, present: Manifest | None) -> Manifest:
-        metadata = manifest["metadata"]
+    async def _create(self, manifest: Manifest, service: Manifest, taken: set[Kind]) -> Manifest | None:
+        """Creates a child that was not observed; None when an object of someone else bears its name.
+
+        Args:
+            manifest: the child.
+            service: its owner.
+            taken: the kinds of which that was so at the last look.
+        """
+        kind, metadata = kind_of(manifest), manifest["metadata"]
+        # While a name is taken there is nothing to try, only to see whether it still is.
+        present = await self._port.get(kind, metadata["namespace"], metadata["name"]) if kind in taken else None
+        taken.discard(kind)
         if present is None:
-            return await self._port.apply(manifest, manager=OPERATOR)
+            only_new = manifest | {"metadata": metadata | {"resourceVersion": ABSENT}}
+            try:
+                return await self._port.apply(only_new, manager=OPERATOR)
+            except Stale:
+                present = await self._port.get(kind, metadata["namespace"], metadata["name"])
+                if present is None:
+                    raise
+        if is_ours(present, service):  # it has lost the label that the watch goes by
+            return await self._write(manifest, present)
+        taken.add(kind)
+        return None
+
+    async def _write(self, manifest: Manifest, present: Manifest) -> Manifest:
+        metadata = manifest["metadata"]
         # The uid is a precondition: what has taken the place of our child since is not applied over.
         manifest = manifest | {"metadata": metadata | {"uid": present["metadata"]["uid"]}}
         try:

@@ -28,7 +28,7 @@ from octavo_operator.api.names import (
     Manifest,
     key_of,
 )
-from octavo_operator.cluster.port import Listing
+from octavo_operator.cluster.port import Page
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 
 __all__ = ["FakeCluster", "inference_service"]
@@ -38,6 +38,9 @@ T = TypeVar("T")
 KINDS = {
     kind.kind: kind for kind in (INFERENCE_SERVICE, *CHILDREN, POD, CLAIM, SERVICE_ACCOUNT, EVENT, REVISION, LEASE)
 }
+
+PAGE = 2
+"""Objects per page of a list: so few that tests meet a second page."""
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
     "conditions": ("type",),
@@ -91,8 +94,10 @@ class FakeCluster:
         self.refusals = 0
         self._objects: dict[Kind, dict[Key, Manifest]] = {kind: {} for kind in KINDS.values()}
         self._applied: defaultdict[tuple[Kind, Key], dict[str, Manifest]] = defaultdict(dict)
-        self._version = 0
+        self._version = 1  # no object of an API server has this one
         self._uids = itertools.count(1)
+        self._tokens = itertools.count(1)
+        self._pages: dict[str, Page] = {}
         self._dead: set[str] = set()
         self._faults: list[tuple[str, Kind, ClusterError]] = []
         self._refused: dict[tuple[Kind, Key], ClusterError] = {}
@@ -160,16 +165,28 @@ class FakeCluster:
         """Every object of a kind that the operator lists and watches."""
         return [_copy(one) for one in self._objects[kind].values() if _is_listed(kind, one)]
 
-    async def list_all(self, kind: Kind, namespace: str | None) -> Listing:
+    async def list_page(self, kind: Kind, namespace: str | None, token: str = "") -> Page:
         """See ClusterPort."""
-        self._raise_fault("list_all", kind)
+        self._raise_fault("list_page", kind)
+        if token:
+            return self._pages.pop(token)
         items = [
             # The items of a list bear no kind.
             {name: value for name, value in one.items() if name not in {"apiVersion", "kind"}}
             for one in self.listed(kind)
             if namespace in {None, key_of(one)[0]}
         ]
-        return Listing(tuple(items), self._version)
+        return self._paged(items, self._version)
+
+    def _paged(self, items: list[Manifest], version: int) -> Page:
+        """The first page; the others wait, as of now, for whoever asks for them."""
+        page = Page((), version)
+        for start in reversed(range(0, len(items), PAGE)):
+            token = str(next(self._tokens)) if page.items else ""
+            if token:
+                self._pages[token] = page
+            page = Page(tuple(items[start : start + PAGE]), version, token)
+        return page
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """See ClusterPort."""
@@ -189,6 +206,9 @@ class FakeCluster:
         live = self._objects[kind].get(key)
         self._check_uid(manifest, live)
         sent = _copy({name: value for name, value in manifest.items() if name != "status"})
+        version = sent["metadata"].pop("resourceVersion", None)
+        if live is not None and version not in {None, live["metadata"]["resourceVersion"]}:
+            raise Stale(f'{kind.plural} "{key[1]}" has been modified; apply your changes to the latest version')
         merged = self._merge_applied(kind, key, manager, sent, live)
         if kind is SERVICE:
             _check_port_names(merged)

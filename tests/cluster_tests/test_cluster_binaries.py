@@ -67,7 +67,7 @@ def test_kubernetes_module_pins_one_version_throughout() -> None:
     assert all(target == name and version == library for name, target, version in replaced)
 
 
-@pytest.mark.parametrize("program", binaries.PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", [*binaries.PROGRAMS, binaries.KWOK], ids=lambda program: program.name)
 def test_program_has_a_module_with_sums(program: binaries.Program) -> None:
     module = binaries.FOLDER / program.name
     go_mod = (module / "go.mod").read_text()

@@ -32,6 +32,14 @@ def test_components_are_programs_that_the_tool_builds_or_installs() -> None:
         assert program.parent in {INSIDE / "bin", Path()}
 
 
+def test_control_plane_has_no_node_and_kwok_reads_what_is_written() -> None:
+    components = {component.name: component for component in config.control_plane(LAYOUT)}
+    assert list(components) == ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"]
+    assert f"--config={INSIDE}/kwok.yaml" in components["kwok"].argv
+    stages = [json.loads(text) for text in FILES["kwok.yaml"].split("---")]
+    assert {stage["spec"]["resourceRef"]["kind"] for stage in stages} == {"Node", "Pod"}
+
+
 def test_configuration_never_names_the_state_directory() -> None:
     # Paths below it may be longer than a UNIX socket's name can be; the node knows it as /run/octavo.
     said = json.dumps([FILES, [component.argv for component in config.components(LAYOUT)]])

@@ -10,6 +10,7 @@ from kubernetes.aio.client import Configuration
 
 from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, SERVICE
 from octavo_operator.cluster.client import KubernetesClient
+from octavo_operator.cluster.port import Page
 from octavo_operator.errors import ClusterError, Gone, Rejected, SettingsError, Stale, Unavailable
 from octavo_operator.testing import inference_service
 
@@ -91,26 +92,26 @@ async def test_apply_asks_for_a_forced_apply(server: tuple[Server, KubernetesCli
     ]
 
 
-async def test_list_all_takes_every_page_and_only_what_is_ours(server: tuple[Server, KubernetesClient]) -> None:
+async def test_list_page_asks_for_what_is_ours_and_goes_on_where_told(server: tuple[Server, KubernetesClient]) -> None:
     scripted, client = server
     scripted.answers += [
         (200, {"items": [{"a": 1}, {"a": 2}], "metadata": {"resourceVersion": "7", "continue": "more"}}),
         (200, {"items": [{"a": 3}], "metadata": {"resourceVersion": "7"}}),
     ]
-    listing = await client.list_all(SERVICE, None)
-    assert (listing.items, listing.version) == (({"a": 1}, {"a": 2}, {"a": 3}), 7)
+    assert await client.list_page(SERVICE, None) == Page(({"a": 1}, {"a": 2}), 7, "more")
+    assert await client.list_page(SERVICE, None, "more") == Page(({"a": 3},), 7)
     selector = "app.kubernetes.io/managed-by=octavo-operator"
     first, second = ((path, query) for _, path, query, _, _ in scripted.asked)
-    assert first == ("/api/v1/services", {"limit": "500", "labelSelector": selector})
-    assert second == ("/api/v1/services", {"limit": "500", "labelSelector": selector, "continue": "more"})
+    assert first == ("/api/v1/services", {"limit": "250", "labelSelector": selector})
+    assert second == ("/api/v1/services", {"limit": "250", "labelSelector": selector, "continue": "more"})
 
 
-async def test_list_all_of_the_objects_has_no_selector(server: tuple[Server, KubernetesClient]) -> None:
+async def test_list_page_of_the_objects_has_no_selector(server: tuple[Server, KubernetesClient]) -> None:
     scripted, client = server
     scripted.answers.append((200, {"items": [], "metadata": {"resourceVersion": "7"}}))
-    await client.list_all(INFERENCE_SERVICE, "team-a")
+    await client.list_page(INFERENCE_SERVICE, "team-a")
     _, path, query, _, _ = scripted.asked[0]
-    assert (path, query) == ("/apis/octavo.dev/v1alpha1/namespaces/team-a/inferenceservices", {"limit": "500"})
+    assert (path, query) == ("/apis/octavo.dev/v1alpha1/namespaces/team-a/inferenceservices", {"limit": "250"})
 
 
 async def test_get_of_nothing_is_none(server: tuple[Server, KubernetesClient]) -> None:

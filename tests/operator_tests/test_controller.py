@@ -100,11 +100,44 @@ async def test_run_serves_what_was_there_and_what_comes(cluster: FakeCluster) ->
         await until(lambda: len(cluster.all(SERVICE)) == 2)
 
 
+async def test_run_looks_at_an_edit_while_every_worker_is_busy(cluster: FakeCluster) -> None:
+    cluster.put(inference_service(**LOCAL))
+    operator = Operator(cluster)
+    async with running(operator):
+        await until(lambda: cluster.all(DEPLOYMENT))
+        answer = asyncio.Event()
+
+        async def look(key: Key) -> Outcome:
+            operator.looks.append(key)
+            if key != KEY:
+                await answer.wait()  # an API server that takes its time
+            return await operator.reconciler.reconcile(key)
+
+        operator.controller._look = look
+        for number in range(10):
+            cluster.put(inference_service(f"burst-{number}", **LOCAL))
+        await until(lambda: len(operator.controller._started) == 4)
+        cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(replicas=3))
+        await until(lambda: cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == 3)
+        answer.set()
+        await until(lambda: len(cluster.all(DEPLOYMENT)) == 11)
+
+
+async def test_run_takes_in_every_page_of_a_list(cluster: FakeCluster) -> None:
+    names = [f"chat-{number}" for number in range(5)]
+    for name in names:
+        cluster.put(inference_service(name, **LOCAL))
+    operator = Operator(cluster)
+    operator.deaf = True
+    async with running(operator):
+        await until(lambda: len(cluster.all(SERVICE)) == len(names))
+
+
 async def test_run_does_not_look_before_it_has_seen_everything(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_module, "LIST_RETRY_SECONDS", 0.05)
-    cluster.fail_on("list_all", POD, Unavailable("starting"), Unavailable("starting"))
+    cluster.fail_on("list_page", POD, Unavailable("starting"), Unavailable("starting"))
     operator = Operator(cluster)
     async with running(operator):
         cluster.put(inference_service(**LOCAL))
@@ -116,7 +149,7 @@ async def test_run_does_not_look_before_it_has_seen_everything(
 
 
 async def test_run_without_the_crd_raises(cluster: FakeCluster) -> None:
-    cluster.fail_on("list_all", INFERENCE_SERVICE, Gone("the server could not find the requested resource"))
+    cluster.fail_on("list_page", INFERENCE_SERVICE, Gone("the server could not find the requested resource"))
     with pytest.raises(ExceptionGroup) as caught:
         await Operator(cluster).controller.run()
     assert caught.group_contains(Gone)

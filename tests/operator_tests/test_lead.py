@@ -307,7 +307,7 @@ async def test_fenced_writes_only_while_it_leads(cluster: FakeCluster, clock: Cl
         await port.remove(SERVICE, service)
     assert cluster.writes == before
     assert await port.get(SERVICE, "default", "one") is None
-    assert (await port.list_all(SERVICE, None)).items == ()
+    assert (await port.list_page(SERVICE, None)).items == ()
 
 
 def test_new_identity_is_never_the_same() -> None:

@@ -83,6 +83,20 @@ def test_take_is_first_in_first_out_and_edits_go_first() -> None:
     assert [queue.take(0.0) for _ in range(5)] == ["c", "d", "a", "b", None]
 
 
+def test_take_urgent_only_leaves_the_others_to_the_next() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a")
+    queue.add_at("b", 1.0)
+    assert queue.take(1.0, urgent_only=True) is None
+    queue.add("c", urgent=True)
+    assert [queue.take(1.0, urgent_only=True), queue.take(1.0), queue.take(1.0), queue.take(1.0)] == [
+        "c",
+        "a",
+        "b",
+        None,
+    ]
+
+
 def test_add_while_active_comes_again_in_its_lane() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a")

@@ -83,13 +83,22 @@ async def test_reconcile_takes_over_nothing_that_replaced_its_child(world: World
 @pytest.mark.parametrize("error", [Unavailable("down"), Stale("changed")], ids=["outage", "conflict"])
 async def test_reconcile_outage_at_any_request_heals(world: World, error: Exception) -> None:
     requests: list[tuple[str, Any]] = [
-        ("get", CLAIM), ("apply", REVISION), ("get", SERVICE), ("apply", SERVICE), ("get", DEPLOYMENT), ("apply", DEPLOYMENT),
+        ("get", CLAIM), ("apply", REVISION), ("apply", SERVICE), ("apply", DEPLOYMENT),
         ("apply_status", INFERENCE_SERVICE),
     ]  # fmt: skip
     for method, kind in requests:
         world.cluster.fail_on(method, kind, error)  # type: ignore[arg-type] # both are ClusterErrors
         with pytest.raises(type(error)):
             await world.look()
+    assert await world.look() == Outcome()
+    assert world.ready() == ("False", "Starting")
+
+
+async def test_reconcile_outage_while_it_looks_whose_child_is_there_heals(world: World) -> None:
+    world.cluster.fail_on("apply", SERVICE, Stale("exists"))
+    world.cluster.fail_on("get", SERVICE, Unavailable("down"))
+    with pytest.raises(Unavailable):
+        await world.look()
     assert await world.look() == Outcome()
     assert world.ready() == ("False", "Starting")
 

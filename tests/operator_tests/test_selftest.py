@@ -125,10 +125,7 @@ def waits_for_news_of_the_claim(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("watch-gap")
 def keeps_ghosts(patch: pytest.MonkeyPatch) -> None:
-    def only_add(self: Store, kind: Any, _: Any, manifests: Any, __: int) -> set[Any]:
-        return {owner for one in manifests for owner in self.upsert(kind, one)}
-
-    patch.setattr(Store, "replace", only_add)
+    patch.setattr(Store, "prune", lambda *_: set())
 
 
 @mutant("lost-deletions")
@@ -145,9 +142,10 @@ def believes_old_events(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful(self: Store, kind: Any, manifest: Any) -> set[Any]:
         self._tombstones[kind].clear()
-        known = self._objects[kind].get((manifest["metadata"]["namespace"], manifest["metadata"]["name"]))
+        key = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        known = self._objects[kind].get(key)
         if known is not None:
-            known["metadata"]["resourceVersion"] = "0"
+            self._objects[kind][key] = replace(known, version=0)
         return upsert(self, kind, manifest)
 
     patch.setattr(Store, "upsert", forgetful)

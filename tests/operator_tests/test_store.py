@@ -11,6 +11,7 @@ from octavo_operator.api.names import (
     REVISION,
     SERVICE,
     Key,
+    Kind,
     Manifest,
     key_of,
 )
@@ -22,6 +23,14 @@ CHAT = ("default", "chat")
 def thing(version: int, name: str = "chat", **fields: Any) -> Manifest:
     metadata = {"namespace": "default", "name": name, "uid": "u", "resourceVersion": str(version)}
     return {"metadata": metadata, "spec": {"version": version}, **fields}
+
+
+def replace(store: Store, kind: Kind, namespace: str | None, manifests: list[Manifest], version: int) -> set[Key]:
+    """Takes in a complete list, as the controller does."""
+    owners: set[Key] = set()
+    for manifest in manifests:
+        owners |= store.upsert(kind, manifest)
+    return owners | store.prune(kind, namespace, {key_of(manifest) for manifest in manifests}, version)
 
 
 def pod(version: int, name: str = "chat-1", owner: str | None = "chat") -> Manifest:
@@ -41,6 +50,27 @@ def test_upsert_is_news_only_when_newer() -> None:
     assert observed.service["spec"]["version"] == 10
 
 
+def test_observe_gives_a_copy() -> None:
+    store = Store()
+    store.upsert(INFERENCE_SERVICE, thing(1, note="naïve"))
+    first = store.observe(CHAT)
+    assert first is not None
+    assert first.service == thing(1, note="naïve")
+    first.service["spec"]["version"] = 2
+    assert store.observe(CHAT) != first
+
+
+def test_generation_is_that_of_the_newest() -> None:
+    store = Store()
+    assert store.generation(INFERENCE_SERVICE, CHAT) is None
+    manifest = thing(1)
+    store.upsert(INFERENCE_SERVICE, manifest)
+    assert store.generation(INFERENCE_SERVICE, CHAT) is None
+    manifest["metadata"] |= {"resourceVersion": "2", "generation": 7}
+    store.upsert(INFERENCE_SERVICE, manifest)
+    assert store.generation(INFERENCE_SERVICE, CHAT) == 7
+
+
 def test_upsert_keeps_no_managed_fields_and_only_the_needed_part_of_a_pod() -> None:
     store = Store()
     store.upsert(INFERENCE_SERVICE, thing(1))
@@ -54,7 +84,7 @@ def test_upsert_keeps_no_managed_fields_and_only_the_needed_part_of_a_pod() -> N
     assert observed.pods[0].keys() == {"metadata", "status"}
 
 
-def test_upsert_keeps_the_data_of_a_revision_as_text() -> None:
+def test_upsert_gives_a_revision_to_the_owner_in_its_label() -> None:
     store = Store()
     store.upsert(INFERENCE_SERVICE, thing(1))
     manifest = pod(2, "chat-1") | {"data": {"a": [1]}, "revision": 3}
@@ -63,7 +93,7 @@ def test_upsert_keeps_the_data_of_a_revision_as_text() -> None:
     assert observed is not None
     assert observed.pods == ()
     (kept,) = observed.revisions
-    assert (kept["data"], kept["revision"]) == ('{"a": [1]}', 3)
+    assert (kept["data"], kept["revision"]) == ({"a": [1]}, 3)
     assert store.delete(REVISION, manifest | {"metadata": manifest["metadata"] | {"resourceVersion": "4"}}) == {CHAT}
     observed = store.observe(CHAT)
     assert observed is not None
@@ -97,22 +127,22 @@ def test_upsert_pod_that_changes_its_owner_concerns_both() -> None:
     assert store.count(POD) == 0
 
 
-def test_replace_drops_what_vanished_in_a_gap_and_keeps_what_is_newer() -> None:
+def test_prune_drops_what_vanished_in_a_gap_and_keeps_what_is_newer() -> None:
     store = Store()
     store.upsert(INFERENCE_SERVICE, thing(1))
     store.upsert(INFERENCE_SERVICE, thing(2, "gone"))
     store.upsert(DEPLOYMENT, thing(3))
     store.upsert(SERVICE, thing(12))
-    assert store.replace(INFERENCE_SERVICE, None, [thing(1)], 10) == {("default", "gone")}
-    assert store.replace(DEPLOYMENT, None, [], 10) == {CHAT}
-    assert store.replace(SERVICE, None, [], 10) == set()
+    assert replace(store, INFERENCE_SERVICE, None, [thing(1)], 10) == {("default", "gone")}
+    assert replace(store, DEPLOYMENT, None, [], 10) == {CHAT}
+    assert replace(store, SERVICE, None, [], 10) == set()
     assert (store.count(INFERENCE_SERVICE), store.count(DEPLOYMENT), store.count(SERVICE)) == (1, 0, 1)
 
 
-def test_replace_of_one_namespace_leaves_the_others() -> None:
+def test_prune_of_one_namespace_leaves_the_others() -> None:
     store = Store()
     store.upsert(SERVICE, thing(1))
-    assert store.replace(SERVICE, "elsewhere", [], 10) == set()
+    assert replace(store, SERVICE, "elsewhere", [], 10) == set()
     assert store.count(SERVICE) == 1
 
 
@@ -139,7 +169,7 @@ def test_store_converges_to_the_truth_whatever_order_and_gaps(
             store.upsert(SERVICE, manifest)
         else:
             store.delete(SERVICE, manifest)
-    store.replace(SERVICE, None, [thing(version, key[1]) for key, version in truth.items()], len(history))
+    replace(store, SERVICE, None, [thing(version, key[1]) for key, version in truth.items()], len(history))
     known = {
         key_of(manifest): manifest["spec"]["version"]
         for manifest in (store.get(SERVICE, key) for key in truth)

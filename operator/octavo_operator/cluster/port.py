@@ -5,27 +5,41 @@ from typing import Protocol
 
 from octavo_operator.api.names import Kind, Manifest
 
-__all__ = ["ClusterPort", "Listing"]
+__all__ = ["ABSENT", "ClusterPort", "Page"]
+
+
+ABSENT = "1"
+"""A resourceVersion that no object has: as a precondition it lets an apply only create."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """A complete list.
+class Page:
+    """A part of a complete list.
 
     Attributes:
         items: the objects.
-        version: the resourceVersion at which the list is complete.
+        version: the resourceVersion at which the list is complete, the same for all its pages.
+        more: asks for the next page; empty on the last.
     """
 
     items: tuple[Manifest, ...]
     version: int
+    more: str = ""
 
 
 class ClusterPort(Protocol):
     """Reading and applying objects. Every method raises a ClusterError."""
 
-    async def list_all(self, kind: Kind, namespace: str | None) -> Listing:
-        """All InferenceServices, or all labelled objects of another kind; in one namespace, or in all (None)."""
+    async def list_page(self, kind: Kind, namespace: str | None, token: str = "") -> Page:
+        """A page of all InferenceServices, or of all labelled objects of another kind.
+
+        Thousands of objects would take hundreds of megabytes at once, parsed as they are.
+
+        Args:
+            kind: their kind.
+            namespace: their namespace; None for all.
+            token: `more` of the page before; empty for the first.
+        """
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """One object, or None when there is none."""
@@ -33,7 +47,8 @@ class ClusterPort(Protocol):
     async def apply(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Server-side apply, taking over fields that other managers own.
 
-        A `metadata.uid` in the manifest is a precondition: Stale is raised when the object is another one by now.
+        A `metadata.uid` in the manifest is a precondition: Stale is raised when the object is another one by now. A
+        `metadata.resourceVersion` is one where there is an object: Stale is raised when it has another version.
 
         Returns:
             The object as it is now.

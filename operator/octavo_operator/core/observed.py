@@ -26,7 +26,7 @@ class Observed:
         service: the InferenceService, as the API server returned it.
         children: its children by kind; whether they belong to it is not said.
         pods: its pods, trimmed to what the status needs.
-        revisions: the pod templates that were pinned for it; their data is JSON text.
+        revisions: the pod templates that were pinned for it.
     """
 
     service: Manifest

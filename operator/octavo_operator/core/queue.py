@@ -89,14 +89,19 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
         self._retry_at.pop(key, None)
 
-    def take(self, now: float) -> K | None:
-        """Hands out the next key, or None. Each key taken must be given back with `done`."""
+    def take(self, now: float, *, urgent_only: bool = False) -> K | None:
+        """Hands out the next key, or None. Each key taken must be given back with `done`.
+
+        Args:
+            now: the time.
+            urgent_only: whether to leave the others for somebody else.
+        """
         while self._timers and (self._timers[0][0] <= now or self._is_stale(self._timers[0])):
             timer = heappop(self._timers)
             if not self._is_stale(timer):
                 del self._due[timer[2]]
                 self.add(timer[2])
-        for lane in (self._urgent, self._ready):
+        for lane in (self._urgent,) if urgent_only else (self._urgent, self._ready):
             for key in lane:
                 del lane[key]
                 self._due.pop(key, None)

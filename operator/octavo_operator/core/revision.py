@@ -15,7 +15,6 @@ annotation that had asked for an update, so that each value asks once. Controlle
 standing: whoever may write them in a namespace decides what runs there.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -72,10 +71,10 @@ class _Revision:
     def read(cls, manifest: Manifest) -> Self | None:
         """None for data that are not ours."""
         try:
-            data = json.loads(manifest["data"])
+            data = manifest["data"]
             label_of(data["template"])
             return cls(manifest, manifest["revision"], data["spec"], data["template"], data["update"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError):
             return None
 
     @property

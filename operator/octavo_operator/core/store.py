@@ -4,13 +4,17 @@ Three sources write here: watch events, the operator's own lists, and the answer
 what it wrote). They may arrive in any order; the resourceVersion decides which is newer. A deletion leaves a
 tombstone until the next list, so that a late answer does not bring the object back.
 
-A watch that lost its place (410 Gone) never reports what vanished meanwhile. `replace` drops whatever a complete list
-does not hold.
+A watch that lost its place (410 Gone) never reports what vanished meanwhile. `prune` drops whatever a complete list does
+not hold.
+
+Objects are kept as JSON text, a quarter of what their parsed form takes, and parsed for each look: of thousands only a
+few are looked at in any second.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 from octavo_operator.api.names import (
     CHILDREN,
@@ -33,11 +37,25 @@ LABELLED = (POD, REVISION)
 """Kinds of which an InferenceService has several: a label names their owner."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An object: its resourceVersion, its generation, the InferenceService that it concerns, and its JSON."""
+
+    version: int
+    generation: int | None
+    owner: Key
+    text: bytes
+
+    def parsed(self) -> Manifest:
+        manifest: Manifest = json.loads(self.text)
+        return manifest
+
+
 class Store:
     """Objects by kind and key."""
 
     def __init__(self) -> None:
-        self._objects: dict[Kind, dict[Key, Manifest]] = {kind: {} for kind in WATCHED}
+        self._objects: dict[Kind, dict[Key, _Kept]] = {kind: {} for kind in WATCHED}
         self._tombstones: dict[Kind, dict[Key, int]] = {kind: {} for kind in WATCHED}
         self._labelled: dict[Kind, defaultdict[Key, set[Key]]] = {kind: defaultdict(set) for kind in LABELLED}
 
@@ -49,12 +67,13 @@ class Store:
         """
         key, version = key_of(manifest), version_of(manifest)
         known = self._objects[kind].get(key)
-        if version <= max(version_of(known) if known else 0, self._tombstones[kind].get(key, 0)):
+        if version <= max(known.version if known else 0, self._tombstones[kind].get(key, 0)):
             return set()
         owners = self._drop(kind, key) if known else set()  # a pod's label may name another owner now
         owner = _owner(kind, manifest)
         if owner is not None:
-            self._objects[kind][key] = _trimmed(kind, manifest)
+            text = json.dumps(_trimmed(kind, manifest), ensure_ascii=False, separators=(",", ":")).encode()
+            self._objects[kind][key] = _Kept(version, manifest["metadata"].get("generation"), owner, text)
             owners.add(owner)
             if kind in LABELLED:
                 self._labelled[kind][owner].add(key)
@@ -73,29 +92,25 @@ class Store:
         key, version = key_of(manifest), version_of(manifest)
         self._tombstones[kind][key] = max(version, self._tombstones[kind].get(key, 0))
         known = self._objects[kind].get(key)
-        if known is None or version_of(known) > version:
+        if known is None or known.version > version:
             return set()
         return self._drop(kind, key)
 
-    def replace(self, kind: Kind, namespace: str | None, manifests: Iterable[Manifest], version: int) -> set[Key]:
-        """Makes the store equal to a complete list.
+    def prune(self, kind: Kind, namespace: str | None, listed: AbstractSet[Key], version: int) -> set[Key]:
+        """Forgets what a complete list does not hold.
 
         Args:
             kind: the kind that was listed.
             namespace: the namespace that was listed; None for all.
-            manifests: the list's items.
+            listed: the list's items, which have been taken in.
             version: the list's resourceVersion; objects that are newer stay.
 
         Returns:
             The InferenceServices to look at.
         """
         owners: set[Key] = set()
-        listed = set()
-        for manifest in manifests:
-            listed.add(key_of(manifest))
-            owners |= self.upsert(kind, manifest)
         for key, known in list(self._objects[kind].items()):
-            if key not in listed and namespace in {None, key[0]} and version_of(known) <= version:
+            if key not in listed and namespace in {None, key[0]} and known.version <= version:
                 owners |= self._drop(kind, key)
         graves = self._tombstones[kind]
         self._tombstones[kind] = {key: died for key, died in graves.items() if died > version}
@@ -106,25 +121,29 @@ class Store:
         service = self._objects[INFERENCE_SERVICE].get(key)
         if service is None:
             return None
-        children = {kind: self._objects[kind][key] for kind in CHILDREN if key in self._objects[kind]}
+        children = {kind: self._objects[kind][key].parsed() for kind in CHILDREN if key in self._objects[kind]}
         pods, revisions = (self._of(kind, key) for kind in LABELLED)
-        return Observed(service, children, pods, revisions)
+        return Observed(service.parsed(), children, pods, revisions)
 
     def get(self, kind: Kind, key: Key) -> Manifest | None:
         """One object, or None."""
-        return self._objects[kind].get(key)
+        kept = self._objects[kind].get(key)
+        return kept.parsed() if kept else None
+
+    def generation(self, kind: Kind, key: Key) -> int | None:
+        """The generation of an object that is known; None for one that is not, or that has none."""
+        kept = self._objects[kind].get(key)
+        return kept.generation if kept else None
 
     def count(self, kind: Kind) -> int:
         """How many objects of a kind are known."""
         return len(self._objects[kind])
 
     def _of(self, kind: Kind, owner: Key) -> tuple[Manifest, ...]:
-        return tuple(sorted((self._objects[kind][key] for key in self._labelled[kind].get(owner, ())), key=key_of))
+        return tuple(self._objects[kind][key].parsed() for key in sorted(self._labelled[kind].get(owner, ())))
 
     def _drop(self, kind: Kind, key: Key) -> set[Key]:
-        owner = _owner(kind, self._objects[kind].pop(key))
-        if owner is None:
-            return set()
+        owner = self._objects[kind].pop(key).owner
         if kind in LABELLED:
             owned = self._labelled[kind]
             owned[owner].discard(key)
@@ -146,8 +165,5 @@ def _owner(kind: Kind, manifest: Manifest) -> Key | None:
 def _trimmed(kind: Kind, manifest: Manifest) -> Manifest:
     """The object without what nobody reads: managedFields are half of its size."""
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
-    kept = {"metadata": metadata, "status": manifest.get("status", {})} if kind is POD else manifest
-    if kind is REVISION:
-        # As text a pod template takes a fifth of the memory, and it is compared only when its owner is looked at.
-        kept = {"data": json.dumps(manifest["data"]), "revision": manifest["revision"]}
+    kept = {"status": manifest.get("status", {})} if kind is POD else manifest
     return {**kept, "metadata": metadata}

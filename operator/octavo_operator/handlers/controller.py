@@ -50,7 +50,7 @@ class Controller:
         look: the reconciler's look at one key.
         metrics: counters.
         namespaces: the namespaces to list; none means all.
-        workers: how many looks run at once.
+        workers: how many looks run at once; one more is for edits alone.
         resync_seconds: time between complete lists.
         turn: set when the workers may begin; until then they only learn what there is. None: at once.
     """
@@ -110,13 +110,13 @@ class Controller:
         self._metrics.watch_events.labels(kind.kind).inc()
         scope = None if self._scopes == (None,) else manifest["metadata"]["namespace"]
         self._silence.delivered((kind, scope), version_of(manifest))
-        known = self._store.get(kind, key_of(manifest))
+        known = self._store.generation(kind, key_of(manifest))
         if event_type == "DELETED":
             # A child that is gone is an outage; a whole object that is gone can wait.
             self._add(self._store.delete(kind, manifest), urgent=kind in CHILDREN)
             return
         owners = self._store.upsert(kind, manifest)
-        edited = kind is INFERENCE_SERVICE and known is not None and _generation(known) != _generation(manifest)
+        edited = kind is INFERENCE_SERVICE and known not in {None, manifest["metadata"]["generation"]}
         self._add(owners, urgent=edited)
         if event_type is None and owners and self.is_ready:
             # kopf listed again, so its watch had lost its place: what vanished meanwhile it does not say.
@@ -136,6 +136,8 @@ class Controller:
             tasks.create_task(self._list_forever(), name="complete lists")
             for number in range(self._workers):
                 tasks.create_task(self._work(), name=f"worker {number}")
+            # An edit overtakes a burst in the queue; it shall not wait for the looks that are under way either.
+            tasks.create_task(self._work(urgent_only=True), name="worker for edits")
 
     def _add(self, keys: Iterable[Key], *, urgent: bool = False) -> None:
         for key in sorted(keys):  # sets have another order in each process, and a run must be repeatable
@@ -147,9 +149,7 @@ class Controller:
             try:
                 for scope in self._scopes:
                     for kind in WATCHED:
-                        listing = await self._port.list_all(kind, scope)
-                        self._add(self._store.replace(kind, scope, listing.items, listing.version))
-                        newest = max((version_of(one) for one in listing.items), default=0)
+                        newest = await self._list(kind, scope)
                         self._silence.listed((kind, scope), newest, _clock())
             except Gone:
                 raise
@@ -171,12 +171,27 @@ class Controller:
                     await self._relist.wait()
             self._relist.clear()
 
-    async def _work(self) -> None:
+    async def _list(self, kind: Kind, scope: str | None) -> int:
+        """Makes the store equal to a complete list; the version of the newest object in it."""
+        listed: set[Key] = set()
+        token, newest = "", 0
+        while True:
+            page = await self._port.list_page(kind, scope, token)
+            for manifest in page.items:
+                listed.add(key_of(manifest))
+                newest = max(newest, version_of(manifest))
+                self._add(self._store.upsert(kind, manifest))
+            token = page.more
+            if not token:
+                self._add(self._store.prune(kind, scope, listed, page.version))
+                return newest
+
+    async def _work(self, *, urgent_only: bool = False) -> None:
         await self._listed.wait()
         if self._turn is not None:
             await self._turn.wait()
         while True:
-            key = self._queue.take(_clock())
+            key = self._queue.take(_clock(), urgent_only=urgent_only)
             if key is None:
                 await self._sleep()
                 continue
@@ -233,7 +248,3 @@ class Controller:
 def _clock() -> float:
     """The time by which the loop's own timeouts go, so that a loop with another clock moves everything here."""
     return asyncio.get_running_loop().time()
-
-
-def _generation(manifest: Manifest) -> object:
-    return manifest["metadata"].get("generation")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from octavo_operator.api.names import LEASE, Key, Kind, Manifest
-from octavo_operator.cluster.port import ClusterPort, Listing
+from octavo_operator.cluster.port import ClusterPort, Page
 from octavo_operator.core.election import Durations, Election
 from octavo_operator.errors import ClusterError, Gone, NotLeading, Stale
 
@@ -183,9 +183,9 @@ class Fenced:
         self._port = port
         self._elector = elector
 
-    async def list_all(self, kind: Kind, namespace: str | None) -> Listing:
+    async def list_page(self, kind: Kind, namespace: str | None, token: str = "") -> Page:
         """See ClusterPort."""
-        return await self._port.list_all(kind, namespace)
+        return await self._port.list_page(kind, namespace, token)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """See ClusterPort."""

@@ -117,7 +117,9 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.inactivity_timeout = 70
     settings.watching.connect_timeout = settings.networking.connect_timeout = 5
     settings.networking.request_timeout = 30
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = 250
+    # A worker of kopf's keeps its last event for as long as it idles: after a start, that is all objects there are.
+    settings.queueing.idle_timeout = 0.1
     settings.networking.error_backoffs = _Forever()
     # Without these lines the API server sends every Deployment, Service and Pod there is.
     for kind in WATCHED:

@@ -7,7 +7,7 @@ from random import Random
 from typing import TypeVar
 
 from octavo_operator.api.names import WATCHED, Kind, Manifest
-from octavo_operator.cluster.port import Listing
+from octavo_operator.cluster.port import Page
 from octavo_operator.errors import ClusterError, Stale, Unavailable
 from octavo_operator.selftest.clock import seconds
 from octavo_operator.selftest.judge import Judge
@@ -73,9 +73,9 @@ class Connection:
     writes_left: int | None = None
     died: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def list_all(self, kind: Kind, namespace: str | None) -> Listing:
+    async def list_page(self, kind: Kind, namespace: str | None, token: str = "") -> Page:
         """See ClusterPort."""
-        return await self._call(lambda: self.cluster.list_all(kind, namespace))
+        return await self._call(lambda: self.cluster.list_page(kind, namespace, token))
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """See ClusterPort."""
