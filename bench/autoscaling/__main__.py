@@ -105,13 +105,13 @@ def table(trace: str, means: Mapping[tuple[str, str, float], Measures], start_up
 
 
 def figures(means: Mapping[tuple[str, str, float], Measures]) -> dict[str, float]:
-    """How ours compares; nothing where it did not run.
+    """How ours compares; nothing where it did not run, or nobody else did.
 
     On each trace ours is compared with the cheapest other policy that had no more late requests; where all others had
     more, with the one that had the fewest.
     """
     own = {(trace, start_up): found for (trace, policy, start_up), found in means.items() if policy == OURS}
-    if not own:
+    if not own or len({policy for _, policy, _ in means}) == 1:
         return {}
     best = {where: _best_other(means, where, ours) for where, ours in own.items()}
     ratios = [found.gpu_hours / best[where].gpu_hours for where, found in own.items()]

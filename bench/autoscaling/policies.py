@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bench.autoscaling.baselines import Apa, Constant, Kpa, KubeAI, SaturationV1
 from bench.autoscaling.hpa import Hpa, PodsMetric, cache_usage, keda, production_stack, requests, waiting
+from bench.autoscaling.ours import Ours
 from bench.autoscaling.policy import Policy
 
 __all__ = ["OURS", "POLICIES"]
@@ -19,6 +20,7 @@ _FULL_CACHE = 0.4
 """80 % of the cache usage that a replica has with all slots taken and the lengths of sharegpt-like."""
 
 POLICIES: dict[str, Callable[[], Policy]] = {
+    OURS: Ours,
     # Targets of llm-d's own comparison with an HPA (its pull request 1220).
     "hpa-cache": lambda: Hpa(PodsMetric(cache_usage, 0.7)),
     "hpa-queue": lambda: Hpa(PodsMetric(waiting, 2.0)),

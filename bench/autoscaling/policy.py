@@ -11,7 +11,7 @@ __all__ = ["PodView", "Policy", "Sample", "answered", "in_service"]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One scrape of one pod: what the runtime publishes under vLLM's names, and nothing else.
+    """One scrape of one pod: what the runtime publishes, and nothing else.
 
     Attributes:
         time: Seconds since the trace began.
@@ -22,6 +22,7 @@ class Sample:
         prompt_tokens: `vllm:prompt_tokens_total`.
         generation_tokens: `vllm:generation_tokens_total`.
         preemptions: `vllm:num_preemptions_total`.
+        refused: `octavo:requests_refused_total`; the other autoscalers do not know it.
     """
 
     time: float
@@ -32,6 +33,7 @@ class Sample:
     prompt_tokens: int
     generation_tokens: int
     preemptions: int
+    refused: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class Replica:
         "_preemptions",
         "_prompt_tokens",
         "_queue",
+        "_refused",
         "_resumed",
         "_running",
         "_step",
@@ -134,11 +135,13 @@ class Replica:
         self._generated = 0
         self._prompt_tokens = 0
         self._preemptions = 0
+        self._refused = 0
 
     def arrive(self, number: int, now: float) -> bool:
         """Takes a request in; False: the queue is full, and it is refused."""
         queue = self._queue
         if len(queue) >= self._machine.max_waiting:
+            self._refused += 1
             return False
         queue.append(number)
         self.outstanding += 1
@@ -203,6 +206,7 @@ class Replica:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generated + grown,
             preemptions=self._preemptions,
+            refused=self._refused,
         )
 
     def _memory(self) -> int:

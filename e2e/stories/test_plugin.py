@@ -11,6 +11,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,11 +137,25 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def complete(address: str) -> None:
-    body = json.dumps({"model": "chat", "prompt": "The capital of France is", "max_tokens": 64}).encode()
+@contextmanager
+def asking(address: str) -> Iterator[None]:
+    """One request after the other meanwhile."""
+    body = json.dumps({"model": "chat", "prompt": "The capital of France is", "max_tokens": 16}).encode()
     request = urllib.request.Request(f"http://{address}/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 as above
-        assert answer.status == 200
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 the Service's own address
+                answer.read()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_life_of_a_service_for_a_user_with_rights_in_one_namespace(
@@ -159,8 +174,7 @@ def test_life_of_a_service_for_a_user_with_rights_in_one_namespace(
     eventually(lambda: kubectl.get("pods", PLANS) == [])
 
     kubectl.apply(service())
-    eventually(lambda: "chat in namespace" in ann.octavo("status", "chat").stdout)
-    assert ann.json("status", "chat", code=1)["reason"] == "Starting"
+    eventually(lambda: ann.json("status", "chat", code=1)["reason"] == "Starting", 30)
     kubectl("wait", "isvc/chat", "--for=condition=Ready", f"--timeout={START:.0f}s")
     screen = ann.ask("status", "chat")
     assert re.match(rf"chat in namespace {kubectl.namespace} serves, for \d+s: 1 of 1 pods are ready\n", screen)
@@ -168,15 +182,15 @@ def test_life_of_a_service_for_a_user_with_rights_in_one_namespace(
     assert "weights 513 MiB, KV 45 KiB per token" in screen
     assert "nothing was decided since it was made" in ann.ask("why", "chat")
 
-    assert re.search(r"^\S+-\S+ +\| .*ready", ann.ask("logs", "chat"), re.MULTILINE)
+    (pod,) = kubectl.get("pods")
+    short = pod["metadata"]["name"].removeprefix("chat-")
+    assert all(line.startswith(f"{short} | ") for line in ann.ask("logs", "chat").splitlines())
     address = kubectl.get("service", "chat")["spec"]["clusterIP"]
-    asking = threading.Thread(target=complete, args=(address,))
-    asking.start()
-    (pod,) = ann.json("top", "chat", "--interval", "10")["pods"]
-    asking.join()
-    assert pod["state"] == "ready"
-    assert pod["tokensPerSecond"] > 1
-    assert pod["ttftP50"] > 0
+    with asking(address):
+        (load,) = ann.json("top", "chat", "--interval", "15")["pods"]
+    assert load["state"] == "ready"
+    assert load["tokensPerSecond"] > 1
+    assert load["ttftP50"] > 0
 
     again = ann.json("plan", "-f", "-", given=service(replicas=2))["objects"][0]
     assert (again["podsReplaced"], again["edits"], again["note"]) == (0, ["replicas: 1 to 2"], None)

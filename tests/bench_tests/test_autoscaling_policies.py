@@ -16,14 +16,14 @@ MINUTE = [5.0 * tick for tick in range(13)]
 
 def sample(time: float, **values: float) -> Sample:
     known = {"running": 0, "waiting": 0, "cache_usage": 0.0, "finished": 0, "prompt_tokens": 0, "generation_tokens": 0}
-    return Sample(time, **(known | {"preemptions": 0} | values))  # type: ignore[arg-type]  # each has its own type
+    return Sample(time, **(known | {"preemptions": 0, "refused": 0} | values))  # type: ignore[arg-type]  # each has its own type
 
 
 def pods(
     now: float, ready: int, *, starting: int = 0, draining: int = 0, lost: int = 0, **values: float
 ) -> list[PodView]:
     """Pods that all have the same figures; of the ready ones some did not answer just now."""
-    fresh, old = sample(now, **values), sample(now - 5, **values)
+    fresh, old = sample(now, **values), sample(-100.0, **values)
     return [
         *(PodView(f"ready-{n}", 0.0, 0.0, False, old if n < lost else fresh) for n in range(ready)),
         *(PodView(f"draining-{n}", 0.0, 0.0, True, fresh) for n in range(draining)),
@@ -105,7 +105,9 @@ def test_hpa_does_not_count_pods_that_drain() -> None:
     assert Hpa(PodsMetric(cache_usage, 0.4)).decide(0.0, 2, pods(0.0, 2, draining=3, cache_usage=0.8)) == 4
 
 
-@pytest.mark.parametrize("name", ["hpa-cache", "hpa-queue", "hpa-both", "aibrix-apa", "aibrix-kpa", "kubeai", "wva"])
+@pytest.mark.parametrize(
+    "name", ["ours", "hpa-cache", "hpa-queue", "hpa-both", "aibrix-apa", "aibrix-kpa", "kubeai", "wva"]
+)
 def test_policy_holds_while_nothing_answers(name: str) -> None:
     policy = POLICIES[name]()
     desired, now = 6, 0.0

@@ -208,6 +208,7 @@ def test_a_full_queue_refuses() -> None:
     demand = Demand([0.0] * 9, [5] * 9, [30] * 9)
     replica = Replica(demand, SMALL)
     assert [replica.arrive(number, 0.0) for number in range(5)] == [True] * 4 + [False]
+    assert replica.scrape(0.0).refused == 1
 
 
 def real(

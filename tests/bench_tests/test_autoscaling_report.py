@@ -20,6 +20,7 @@ def compared(ours: Measures, **others: Measures) -> dict[tuple[str, str, float],
 
 def test_figures_leave_out_what_did_not_run() -> None:
     assert figures({("step", "wva", 180.0): USUAL}) == {}
+    assert figures({("step", "ours", 180.0): USUAL}) == {}
 
 
 def test_figures_compare_with_the_cheapest_that_is_no_later() -> None:

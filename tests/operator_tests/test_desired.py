@@ -231,7 +231,9 @@ def test_probes_leave_loading_to_the_runtime() -> None:
     assert startup["periodSeconds"] * startup["failureThreshold"] == 300
 
 
-@pytest.mark.parametrize(("weights", "seconds"), [(0, 2100), (90_000_000_000, 2100), (700_000_000_000, 14_300)])
+@pytest.mark.parametrize(
+    ("weights", "seconds"), [(0, 2100), (90_000_000_000, 2100), (700_000_000_000, 14_300), (2**63, 604_800)]
+)
 def test_progress_deadline_grows_with_the_weights_and_rolls_nothing(weights: int, seconds: int) -> None:
     object_ = parsed()
     template = pod_template(object_, runtime_image=IMAGE)

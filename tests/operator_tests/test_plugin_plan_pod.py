@@ -67,9 +67,12 @@ async def test_run_plan_pod_that_someone_else_deletes_is_told(api: Api) -> None:
 
 async def test_run_plan_pod_that_does_not_end_is_deleted(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_pod, "PLAN_SECONDS", 0.2)
-    api.answers[POD] = pod("Pending")
+    status, waiting = pod("Pending")
+    told = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    waiting["status"]["conditions"] = [told]
+    api.answers[POD] = status, waiting
     needs, _ = await plan(api)
-    assert "waits for a node; --no-pod leaves it out" in needs.unknown
+    assert "it waits for a node: 0/3 nodes are available; --no-pod leaves it out" in needs.unknown
     assert api.asked[-1] == DELETE
 
 

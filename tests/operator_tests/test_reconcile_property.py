@@ -35,7 +35,7 @@ from tests.operator_tests.test_status_property import pods as any_pods
 LOOKS = 4
 """How many looks it may take: pin and apply, see what was applied, tell it; one more where a port was renumbered."""
 
-EARLIER = {"runtime": {"maxNumSeqs": 3}, "podTemplate": {"spec": {"nodeSelector": {"old": "yes"}}}}
+EARLIER: dict[str, Any] = {"runtime": {"maxNumSeqs": 3}, "podTemplate": {"spec": {"nodeSelector": {"old": "yes"}}}}
 OTHER_OWNER = {"apiVersion": "v1", "kind": "Other", "name": "other", "uid": "uid-other", "controller": True}
 
 EDITS = {
@@ -65,7 +65,7 @@ def _template(child: Manifest, change: Any) -> None:
         change(child["spec"]["template"]["spec"])
 
 
-child_states = st.one_of(
+child_states: st.SearchStrategy[tuple[str, list[str]]] = st.one_of(
     st.just(("absent", [])),
     st.tuples(
         st.sampled_from(["ours", "of an earlier operator"]), st.lists(st.sampled_from(sorted(EDITS)), max_size=3)

@@ -197,6 +197,16 @@ def test_pin_revision_that_lost_its_owner_is_adopted() -> None:
     assert revision["metadata"]["ownerReferences"]
 
 
+def test_pin_second_revision_of_the_applied_template_goes_while_its_pods_run() -> None:
+    world = World()
+    world.run_pod("a", world.look().template)
+    (own,) = world.cluster.all(REVISION)
+    metadata = {name: own["metadata"][name] for name in ("namespace", "labels")} | {"name": "orphan"}
+    world.cluster.put({"kind": "ControllerRevision", "metadata": metadata, "revision": 0, "data": own["data"]})
+    world.look()
+    assert world.names() == [own["metadata"]["name"]]
+
+
 def test_pin_leaves_the_revisions_of_others_and_drops_what_it_cannot_read() -> None:
     world = World()
     world.look()

@@ -52,6 +52,9 @@ PROGRESS_SECONDS = 2100
 LOADED_BYTES_PER_SECOND = 50_000_000
 """Slow storage. Weights that take longer at this rate have longer."""
 
+MOST_SECONDS = 7 * 86_400
+"""Whatever a plan tells: more than enough for any weights, and a number that the API server takes."""
+
 USER = 65532
 
 PLAN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
@@ -162,7 +165,9 @@ def _deployment(service: InferenceService, template: Manifest, step: Step, weigh
             "selector": {"matchLabels": _selector(service)},
             "paused": False,
             "strategy": _strategy(service, step),
-            "progressDeadlineSeconds": max(PROGRESS_SECONDS, LISTEN_SECONDS + weights_bytes // LOADED_BYTES_PER_SECOND),
+            "progressDeadlineSeconds": min(
+                MOST_SECONDS, max(PROGRESS_SECONDS, LISTEN_SECONDS + weights_bytes // LOADED_BYTES_PER_SECOND)
+            ),
             "revisionHistoryLimit": 3,
             "template": template,
         },

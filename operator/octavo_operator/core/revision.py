@@ -108,7 +108,8 @@ def pin(service: InferenceService, observed: Observed, render: Render) -> Pinned
     current = revision(service, data, max((one.number for one in known), default=0) + 1)
     name = current["metadata"]["name"]
     running = {pod["metadata"].get("labels", {}).get(TEMPLATE_LABEL) for pod in observed.pods}
-    needed = {one.manifest["metadata"]["name"] for one in known if one.label in running and one is not kept} | {name}
+    others = [one for one in known if one is not kept and one.label != label_of(template)]
+    needed = {one.manifest["metadata"]["name"] for one in others if one.label in running} | {name}
     return Pinned(
         template=template,
         # One whose owner was lost is adopted; one of an earlier owner bears another name, is copied, and then obsolete.

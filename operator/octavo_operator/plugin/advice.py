@@ -48,5 +48,7 @@ ADVICE = {
     Reason.APPLY_REJECTED: "as it says",
     Reason.NAME_TAKEN: "delete it, or rename the InferenceService",
     Reason.CONTESTED: "the message says how to find it",
+    Reason.NOT_ALLOWED: "remove the field, or have it allowed; a label heals by itself",
+    Reason.SERVICE_ACCOUNT_NOT_FOUND: "create it; heals by itself",
     Reason.SPEC_INVALID: "upgrade the operator",
 }

@@ -48,7 +48,7 @@ examples:
 
 WHY = """\
 The operator's last decisions about NAME, at most 32, with their reasons and what they were decided from: other pod
-templates, steps of rollouts, children that were put right. They are kept in a ControllerRevision of the namespace.
+templates, steps of rollouts, children that were put right, replicas. They are kept in a ControllerRevision of the namespace.
 
 exit code: 0, whatever was decided.
 """

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from octavo_operator.api.names import POD, Manifest
 from octavo_operator.cluster.user import UserCluster
 from octavo_operator.core.desired import PLAN
+from octavo_operator.core.pods import placement_fault
 from octavo_operator.errors import ClusterError, Gone, Rejected
 from octavo_operator.plugin.plan import Needs, needs_of
 from octavo_operator.plugin.pods import state_of
@@ -74,10 +75,11 @@ async def run_plan(cluster: UserCluster, manifest: Manifest, tell: Callable[[str
         ClusterError: the API server did not answer.
     """
     metadata = manifest["metadata"]
+    pod: Manifest | None = None
+    said = "is being made"
     try:
         async with asyncio.timeout(PLAN_SECONDS):
             pod = await cluster.create(manifest, POD)
-            said = ""
             while pod["status"].get("phase") not in {"Succeeded", "Failed"}:
                 said = _tell_news(pod, said, tell)
                 await asyncio.sleep(POLL_SECONDS)
@@ -89,7 +91,10 @@ async def run_plan(cluster: UserCluster, manifest: Manifest, tell: Callable[[str
     except Rejected as error:
         return Needs(unknown=f"the API server refuses the pod that would plan: {error}")
     except TimeoutError:
-        return Needs(unknown=f"the pod that plans was not done after {PLAN_SECONDS} s: {said}; --no-pod leaves it out")
+        kept_back = placement_fault([pod], ()) if pod is not None else None
+        why = f": {kept_back.message}" if kept_back is not None else ""
+        told = f"the pod that plans was not done after {PLAN_SECONDS} s: it {said}{why}"
+        return Needs(unknown=f"{told}; --no-pod leaves it out")
     finally:
         # Also when it was interrupted while the pod was being made: the name is nobody else's.
         try:

@@ -118,8 +118,10 @@ class World:
         self.workloads = Workloads(self.cluster, random)
         self.judge = Judge(self.cluster, self.workloads.ready, Fate.WELL)
         self.operators: list[Operator] = []
+        self._collects = False
         self.workloads.start()
         self.judge.start()
+        self.cluster.subscribe(self._collect_later)
 
     def start_operator(self, image: str = Fate.WELL, *, faults: Faults | None = None, alone: bool = True) -> Operator:
         """Starts a process of the operator; it knows nothing yet.
@@ -199,7 +201,6 @@ class World:
         """A user deletes an object; the garbage collector comes later."""
         del self.judge.written[key]
         self.cluster.delete(INFERENCE_SERVICE, key, collect=False)
-        asyncio.get_running_loop().call_later(self.random.uniform(0.1, 3.0), self.cluster.collect)
 
     def take_name(self, kind: Kind, name: str, **labels: str) -> Manifest:
         """Somebody creates an object of their own."""
@@ -247,6 +248,17 @@ class World:
         """How many pods the Deployment of an object should have; 0 when there is none."""
         deployment = self.cluster.peek(DEPLOYMENT, key)
         return int(deployment["spec"]["replicas"]) if deployment else 0
+
+    def _collect_later(self, kind: Kind, event_type: str, _: Manifest) -> None:
+        """The garbage collector comes for what has lost its owner, and for what is made for one that is gone."""
+        if self._collects or ((kind, event_type) != (INFERENCE_SERVICE, "DELETED") and event_type != "ADDED"):
+            return
+        self._collects = True
+        asyncio.get_running_loop().call_later(self.random.uniform(0.1, 3.0), self._collect)
+
+    def _collect(self) -> None:
+        self._collects = False
+        self.cluster.collect()
 
     async def until(self, condition: Callable[[], bool], *, within: float = 600.0) -> None:
         """Waits for a state of the world, at most for some time."""

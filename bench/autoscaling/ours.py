@@ -1,0 +1,42 @@
+"""Octavo's own autoscaler in the simulated cluster: the decision core that the operator runs, given what it gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.autoscaling import policy
+from octavo_operator.autoscale.core.decide import decide, start
+from octavo_operator.autoscale.core.values import Pod, Sample, Settings
+
+__all__ = ["Ours"]
+
+_SETTINGS = Settings(min_replicas=1, max_replicas=10)
+
+
+class Ours:
+    """The operator's defaults; it begins to decide when the trace begins."""
+
+    interval = policy.SCRAPE_SECONDS
+
+    def __init__(self) -> None:
+        self._state = start(_SETTINGS, 0.0)
+
+    def decide(self, now: float, desired: int, pods: Sequence[policy.PodView]) -> int:
+        decision, self._state = decide(_SETTINGS, self._state, [_pod(pod) for pod in pods], desired, now)
+        return decision.replicas
+
+
+def _pod(pod: policy.PodView) -> Pod:
+    return Pod(pod.uid, pod.created, pod.ready_at, pod.draining, _sample(pod.sample) if pod.sample else None)
+
+
+def _sample(sample: policy.Sample) -> Sample:
+    return Sample(
+        time=sample.time,
+        running=sample.running,
+        waiting=sample.waiting,
+        cache_usage=sample.cache_usage,
+        finished=sample.finished,
+        generated=sample.generation_tokens,
+        refused=sample.refused,
+    )
