@@ -65,17 +65,20 @@ async def run(settings: Settings) -> None:
             f"cannot listen on {settings.host}:{settings.port}: {error}; choose another --port"
         ) from error
     try:
-        await _supervise(controller, elector, client, settings)
+        await _supervise(controller, autoscaler, elector, client, settings)
     finally:
-        await autoscaler.close()
         await server.cleanup()
         await client.close()
 
 
 async def _supervise(
-    controller: Controller, elector: Elector | None, client: KubernetesClient, settings: Settings
+    controller: Controller,
+    autoscaler: Autoscaler,
+    elector: Elector | None,
+    client: KubernetesClient,
+    settings: Settings,
 ) -> None:
-    """Runs election, controller and watches; the end of one is the end of all."""
+    """Runs election, controller and watches; the end of one is the end of all, and of what the controller began."""
     # When kopf ends it cancels every task that is younger than itself: the others must be older.
     parts = [asyncio.create_task(controller.run(), name="controller")]
     if elector is not None:
@@ -92,8 +95,9 @@ async def _supervise(
     for task in tasks - done:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await autoscaler.close()
     if elector is not None:
-        # The workers have stopped, whatever it was that ended.
+        # Nothing writes any more, whatever it was that ended.
         await elector.release()
     if stopped in done:
         logger.info("stopped")
