@@ -108,9 +108,8 @@ def change(dry: Manifest, facts: Facts | None, image: str | None) -> Change:
         starts = f"{amount(service.wanted, 'pod')} would be started"
         return Change(service.name, service.namespace, "created", (), None, starts, "", rendered, plans_as_before=False)
     edits = tuple(text for _, text in differences(facts.service["spec"], dry["spec"]))
-    revisions = tuple(one | {"data": json.dumps(one.get("data"))} for one in facts.revisions)
     children = {DEPLOYMENT: facts.deployment} if facts.deployment is not None else {}
-    present = Observed(facts.service, children, facts.pods, revisions)
+    present = Observed(facts.service, children, facts.pods, facts.revisions)
     pinned = pin(service, replace(present, service=dry), render)
     label, before = applied_template(present), _container(_template_of(facts), PLAN)
     known = label is not None and bool(revisions)
