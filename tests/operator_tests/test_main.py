@@ -92,6 +92,15 @@ class IdleController:
             self.cancelled = True
 
 
+class IdleAutoscaler:
+    """Follows nothing."""
+
+    is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
 @pytest.mark.parametrize("error", [None, RuntimeError("410")], ids=["returns", "raises"])
 async def test_supervise_end_of_the_watches_is_the_end(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None
@@ -101,17 +110,19 @@ async def test_supervise_end_of_the_watches_is_the_end(
             raise error
 
     monkeypatch.setattr(run_module, "watch", watch)
-    controller, client = IdleController(), SimpleNamespace(connection=None)
+    controller, autoscaler, client = IdleController(), IdleAutoscaler(), SimpleNamespace(connection=None)
     with pytest.raises(OperatorError, match="kopf ended by itself"):
-        await run_module._supervise(controller, None, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
+        await run_module._supervise(controller, autoscaler, None, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
     assert controller.cancelled
+    assert autoscaler.is_closed
 
 
 class Candidate:
-    """Leads until it is deposed, if ever; gives back what it must only after the workers have stopped."""
+    """Leads until it is deposed, if ever; gives back what it must only after everything that writes has stopped."""
 
-    def __init__(self, controller: IdleController, error: Exception | None) -> None:
+    def __init__(self, controller: IdleController, autoscaler: IdleAutoscaler, error: Exception | None) -> None:
         self.controller = controller
+        self.autoscaler = autoscaler
         self.error = error
         self.is_released = False
 
@@ -123,6 +134,7 @@ class Candidate:
 
     async def release(self) -> None:
         assert self.controller.cancelled
+        assert self.autoscaler.is_closed
         self.is_released = True
 
 
@@ -131,10 +143,10 @@ async def test_supervise_lost_lease_ends_everything_with_its_reason(monkeypatch:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(run_module, "watch", watch)
-    controller, client = IdleController(), SimpleNamespace(connection=None)
-    candidate = Candidate(controller, NotLeading("stops: Lease a/b is held by other now"))
+    controller, autoscaler, client = IdleController(), IdleAutoscaler(), SimpleNamespace(connection=None)
+    candidate = Candidate(controller, autoscaler, NotLeading("stops: Lease a/b is held by other now"))
     with pytest.raises(NotLeading, match="stops: Lease a/b is held by other now"):
-        await run_module._supervise(controller, candidate, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
+        await run_module._supervise(controller, autoscaler, candidate, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
     assert candidate.is_released
 
 
@@ -143,10 +155,10 @@ async def test_supervise_gives_the_lease_back_whatever_ended(monkeypatch: pytest
         raise RuntimeError("410")
 
     monkeypatch.setattr(run_module, "watch", watch)
-    controller, client = IdleController(), SimpleNamespace(connection=None)
-    candidate = Candidate(controller, None)
+    controller, autoscaler, client = IdleController(), IdleAutoscaler(), SimpleNamespace(connection=None)
+    candidate = Candidate(controller, autoscaler, None)
     with pytest.raises(OperatorError, match="kopf ended by itself"):
-        await run_module._supervise(controller, candidate, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
+        await run_module._supervise(controller, autoscaler, candidate, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
     assert candidate.is_released
 
 
@@ -165,7 +177,7 @@ async def test_supervise_missing_crd_says_what_to_apply(monkeypatch: pytest.Monk
     monkeypatch.setattr(run_module, "watch", watch)
     client = SimpleNamespace(connection=None)
     with pytest.raises(OperatorError, match="kubectl apply --server-side -f crds/"):
-        await run_module._supervise(Controller(), None, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
+        await run_module._supervise(Controller(), IdleAutoscaler(), None, client, Settings(runtime_image="x"))  # type: ignore[arg-type] # stand-ins
 
 
 def test_import_touches_neither_typed_models_nor_the_runtime() -> None:

@@ -112,7 +112,7 @@ def change(dry: Manifest, facts: Facts | None, image: str | None) -> Change:
     present = Observed(facts.service, children, facts.pods, facts.revisions)
     pinned = pin(service, replace(present, service=dry), render)
     label, before = applied_template(present), _container(_template_of(facts), PLAN)
-    known = label is not None and bool(revisions)
+    known = label is not None and bool(facts.revisions)
     staying = [pod for pod in facts.pods if "deletionTimestamp" not in pod["metadata"]]
     replaced = sum(not is_of(pod, label_of(pinned.template)) for pod in staying) if known else None
     return Change(
