@@ -88,7 +88,7 @@ def test_apply_makes_children_and_status(kubectl: Kubectl) -> None:
     assert status["selector"] == "octavo.dev/inferenceservice=chat"
     assert len(kubectl.get("pods", f"--selector={status['selector']}")) == 2
     row = kubectl("get", "isvc", "chat").splitlines()
-    assert row[0].split() == ["NAME", "READY", "REASON", "PODS", "DESIRED", "MODEL", "AGE"]
+    assert row[0].split() == ["NAME", "READY", "REASON", "PODS", "DESIRED", "CACHE%", "QUEUE", "MODEL", "AGE"]
     assert row[1].split()[:2] == ["chat", "False"]
     assert row[1].split()[3:6] == ["0", "2", "file:///model"]
 
