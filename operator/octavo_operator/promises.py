@@ -242,15 +242,14 @@ async def _revision_is_annotated_anew(port: ClusterPort, namespace: str) -> None
         assert (answer["data"], answer["revision"]) == (manifest["data"], number)
 
 
-async def _scale_sets_replicas_of_that_very_object(port: ClusterPort, namespace: str) -> None:
+async def _scale_sets_replicas_of_what_it_saw(port: ClusterPort, namespace: str) -> None:
     first = await port.apply(inference_service("one", namespace, replicas=2), manager="one")
     await port.scale(INFERENCE_SERVICE, first, 3, manager="two")
     second = await port.get(INFERENCE_SERVICE, namespace, "one")
     assert second is not None
     assert second["spec"] == first["spec"] | {"replicas": 3}
     assert second["metadata"]["generation"] == first["metadata"]["generation"] + 1
-    another = {"metadata": first["metadata"] | {"uid": "another"}}
-    await _raises(Stale, port.scale(INFERENCE_SERVICE, another, 4, manager="two"))
+    await _raises(Stale, port.scale(INFERENCE_SERVICE, first, 4, manager="two"))
     await port.remove(INFERENCE_SERVICE, second)
     await _raises(Gone, port.scale(INFERENCE_SERVICE, first, 4, manager="two"))
 
@@ -278,7 +277,7 @@ PROMISES: dict[str, Callable[[ClusterPort, str], Awaitable[None]]] = {
     "renumbered port needs merge": _renumbered_port_needs_merge,
     "removes that very object": _removes_that_very_object,
     "revision is annotated anew": _revision_is_annotated_anew,
-    "scale sets replicas of that very object": _scale_sets_replicas_of_that_very_object,
+    "scale sets replicas of what it saw": _scale_sets_replicas_of_what_it_saw,
     "status is apart": _status_is_apart,
     "quantities are rewritten": _quantities_are_rewritten,
     "selectors are replaced whole": _selectors_are_replaced_whole,

@@ -240,7 +240,8 @@ class FakeCluster:
         key = key_of(manifest)
         if key not in self._objects[kind]:
             raise Gone(f'{kind.plural} "{key[1]}" not found')
-        self._check_uid(manifest, self._objects[kind][key])
+        if self._objects[kind][key]["metadata"]["resourceVersion"] != manifest["metadata"]["resourceVersion"]:
+            raise Stale("the object has been modified")
         self.edit(kind, key, lambda live: live["spec"].update(replicas=replicas))
 
     async def update(self, manifest: Manifest) -> Manifest:

@@ -22,7 +22,7 @@ from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.arguments import PORT
 from octavo_operator.core.observed import Observed
 from octavo_operator.core.store import Store
-from octavo_operator.errors import ClusterError, Gone
+from octavo_operator.errors import ClusterError, Gone, Stale
 from octavo_operator.metrics import Metrics
 
 __all__ = ["Autoscaler"]
@@ -110,6 +110,8 @@ class Autoscaler:
             began = _now()
             try:
                 interval = await self._round(followed)
+            except Stale:
+                interval = BUSY_INTERVAL_SECONDS  # someone has just written it
             except (ClusterError, OSError) as error:
                 logger.warning("%s: not scaled: %s", "/".join(followed.service.key), error)
                 interval = INTERVAL_SECONDS

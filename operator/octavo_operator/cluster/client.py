@@ -144,8 +144,7 @@ class KubernetesClient:
         """See ClusterPort."""
         metadata = manifest["metadata"]
         path = path_of(kind, metadata["namespace"], metadata["name"]) + "/scale"
-        # The uid is a precondition.
-        body = {"metadata": {"uid": metadata["uid"]}, "spec": {"replicas": replicas}}
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "spec": {"replicas": replicas}}
         await self._call("PATCH", path, query=[("fieldManager", manager)], body=body, media=MERGE)
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:

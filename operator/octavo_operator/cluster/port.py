@@ -67,7 +67,8 @@ class ClusterPort(Protocol):
     async def scale(self, kind: Kind, manifest: Manifest, replicas: int, *, manager: str) -> None:
         """Sets an object's replicas through its /scale, as `kubectl scale` does.
 
-        Stale is raised when the one of that name is another one by now, Gone when there is none.
+        Stale is raised when it is not of the manifest's resourceVersion any more, Gone when there is none. (A uid would
+        be no precondition there: the API server does not look at it.)
         """
 
     async def update(self, manifest: Manifest) -> Manifest:
