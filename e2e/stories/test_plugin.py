@@ -249,9 +249,9 @@ def test_plan_shows_admissions_words_the_plans_words_and_the_nodes(
     assert "cannot be served: NotEnoughMemoryForKV" in words(screen)
     assert "runtime.kvCacheMemory 188743680" in words(screen)
     assert re.search(r"^\S+ +yes, \d+ pods? +-$", screen, re.MULTILINE)
-    gpus = service(resources={"limits": {"nvidia.com/gpu": 64}})
+    gpus = service(resources={"limits": {"nvidia.com/gpu": 1}})
     screen = admin.ask(*where, "-", "--no-pod", given=gpus)
-    assert "nvidia.com/gpu: 64 wanted, 0 of 0 free" in screen
+    assert "nvidia.com/gpu: 1 wanted, 0 of 0 free" in screen
     other = admin.octavo(*where, "-", given={"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}})
     assert other.returncode == 2
     assert "there is no InferenceService in it" in other.stderr
@@ -263,13 +263,16 @@ def test_plan_interrupted_leaves_no_pod(kubectl: Kubectl, cluster: Layout, numbe
     _, environment = Person(cluster.kubeconfig, ":".join(folders)).command()
     # kubectl's process becomes the plugin's: a signal reaches it.
     command = ["kubectl", "octavo", "plan", "-n", kubectl.namespace, "-f", "-"]
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(service(runtime={"image": "octavo.invalid/none:1"})).encode())
-    process.stdin.close()
-    eventually(lambda: kubectl.get("pods", PLANS), 30)
-    process.send_signal(number)
-    assert process.wait(30) == 130
-    assert process.stderr is not None
-    assert b"Traceback" not in process.stderr.read()
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        try:
+            process.stdin.write(json.dumps(service(runtime={"image": "octavo.invalid/none:1"})).encode())
+            process.stdin.close()
+            eventually(lambda: kubectl.get("pods", PLANS), 30)
+            process.send_signal(number)
+            assert process.wait(30) == 130
+            assert b"Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
     eventually(lambda: kubectl.get("pods", PLANS) == [])

@@ -50,6 +50,8 @@ class Routes(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+if sys.argv[1] == "plan":
+    sys.exit(0)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 port = next(int(word.partition("=")[2]) for word in sys.argv if word.startswith("--port="))
 ThreadingHTTPServer(("", port), Routes).serve_forever()
@@ -203,10 +205,12 @@ def test_operator_installed_as_the_readme_says_is_pulled_whole(
 ) -> None:
     assert not any(name.startswith(registry.host) for name in installed.images_before)
     assert pushed["operator"] in node.image_names(elsewhere)
-    [pod] = installed.kubectl.get("pods", "--namespace=octavo-system")
-    [status] = pod["status"]["containerStatuses"]
-    assert status["ready"]
-    assert status["image"] == pushed["operator"]
+    pods = installed.kubectl.get("pods", "--namespace=octavo-system")
+    assert len(pods) == 2  # one works, one stands by
+    for pod in pods:
+        [status] = pod["status"]["containerStatuses"]
+        assert status["ready"]
+        assert status["image"] == pushed["operator"]
     pulls = [request for request in registry.requests() if request.agent.startswith("containerd/")]
     assert any("/octavo-operator/manifests/" in pull.path and pull.status == 401 for pull in pulls), "it is not private"
     layers = [pull.size for pull in pulls if "/octavo-operator/blobs/" in pull.path and pull.status == 200]

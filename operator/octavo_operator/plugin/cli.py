@@ -132,10 +132,12 @@ def main() -> None:
 
 
 async def _run_until_signal(arguments: Sequence[str]) -> int:
-    """SIGTERM ends a command as Ctrl-C does: what it has made in the cluster is deleted first."""
+    """SIGTERM and Ctrl-C end a command when what it has made in the cluster is deleted."""
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    # asyncio itself leaves SIGINT alone where it is ignored, as in the background of a script.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     return await run(arguments, os.environ)
 
 
