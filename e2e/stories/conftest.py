@@ -11,7 +11,7 @@ from cluster import images, lifecycle
 from cluster.layout import DEFAULT_STATE, Layout
 from cluster.progress import Progress
 from demo_harness import ISVC, Demo, run_demo
-from operator_harness import Kubectl
+from operator_harness import Kubectl, OperatorProcess, World, operator_world
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +51,20 @@ def demo(cluster: Layout) -> Iterator[Demo]:
     yield Demo(kubectl, output, path)
     if not was_there:
         kubectl("delete", ISVC, "smollm2")
+
+
+@pytest.fixture(scope="module")
+def world(cluster: Layout) -> Iterator[World]:
+    """The cluster prepared for operators that run as processes of this machine."""
+    commands = cluster.state / "bin"
+    with operator_world(commands / "kubectl", commands / "helm", cluster.kubeconfig) as prepared:
+        yield prepared
+
+
+@pytest.fixture(scope="module")
+def operator(world: World) -> Iterator[OperatorProcess]:
+    """An operator that serves a whole file of stories; a file that disturbs it has one of its own for each."""
+    process = world.operator()
+    process.start()
+    yield process
+    assert process.stop() == 0

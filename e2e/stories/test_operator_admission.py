@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from cluster.layout import REPOSITORY, Layout
-from operator_harness import BEYOND_THE_POD, Kubectl, World, eventually, operator_world
+from cluster.layout import REPOSITORY
+from operator_harness import BEYOND_THE_POD, Kubectl, World, eventually
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Layout) -> Iterator[World]:
-    commands = cluster.state / "bin"
-    with operator_world(commands / "kubectl", commands / "helm", cluster.kubeconfig) as prepared:
-        yield prepared
 
 
 @pytest.fixture(scope="module")

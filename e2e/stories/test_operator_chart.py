@@ -10,16 +10,9 @@ from pathlib import Path
 import pytest
 
 from cluster.layout import Layout
-from operator_harness import CHART, Kubectl, World, condition, eventually, operator_world
+from operator_harness import CHART, Kubectl, World, condition, eventually
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Layout) -> Iterator[World]:
-    commands = cluster.state / "bin"
-    with operator_world(commands / "kubectl", commands / "helm", cluster.kubeconfig) as prepared:
-        yield prepared
 
 
 def helm(cluster: Layout, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,26 +10,11 @@ import pytest
 
 from cluster import lifecycle
 from cluster.layout import Layout
-from operator_harness import Kubectl, OperatorProcess, World, condition, eventually, operator_world
+from operator_harness import Kubectl, OperatorProcess, World, condition, eventually
 
 pytestmark = pytest.mark.cluster
 
 REPAIR_SECONDS = 5.0
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Layout) -> Iterator[World]:
-    commands = cluster.state / "bin"
-    with operator_world(commands / "kubectl", commands / "helm", cluster.kubeconfig) as prepared:
-        yield prepared
-
-
-@pytest.fixture(scope="module")
-def operator(world: World) -> Iterator[OperatorProcess]:
-    process = world.operator()
-    process.start()
-    yield process
-    assert process.stop() == 0
 
 
 @pytest.fixture

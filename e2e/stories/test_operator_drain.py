@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cluster.layout import Layout
 from operator_harness import (
     STUB,
     Kubectl,
@@ -16,26 +15,10 @@ from operator_harness import (
     World,
     condition,
     eventually,
-    operator_world,
     stubbed,
 )
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Layout) -> Iterator[World]:
-    commands = cluster.state / "bin"
-    with operator_world(commands / "kubectl", commands / "helm", cluster.kubeconfig) as prepared:
-        yield prepared
-
-
-@pytest.fixture(scope="module")
-def operator(world: World) -> Iterator[OperatorProcess]:
-    process = world.operator()
-    process.start()
-    yield process
-    assert process.stop() == 0
 
 
 @pytest.fixture

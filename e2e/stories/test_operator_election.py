@@ -9,22 +9,14 @@ from typing import Any
 
 import pytest
 
-from cluster.layout import Layout
 from faulty_proxy import FaultyProxy
-from operator_harness import Kubectl, OperatorProcess, World, condition, eventually, operator_world
+from operator_harness import Kubectl, OperatorProcess, World, condition, eventually
 
 pytestmark = pytest.mark.cluster
 
 TAKEOVER = 18.0
 """Seconds: the lease, a look before it and one after it, and the write."""
 HANDOVER = 4.0
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Layout) -> Iterator[World]:
-    commands = cluster.state / "bin"
-    with operator_world(commands / "kubectl", commands / "helm", cluster.kubeconfig) as prepared:
-        yield prepared
 
 
 @pytest.fixture

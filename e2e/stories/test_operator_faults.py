@@ -27,7 +27,6 @@ from operator_harness import (
     condition,
     eventually,
     fetch,
-    operator_world,
     process_named,
 )
 
@@ -35,13 +34,6 @@ pytestmark = pytest.mark.cluster
 
 SOON = 3.0
 """Seconds within which an edit must be followed once the API server is back."""
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Layout) -> Iterator[World]:
-    commands = cluster.state / "bin"
-    with operator_world(commands / "kubectl", commands / "helm", cluster.kubeconfig) as prepared:
-        yield prepared
 
 
 @pytest.fixture

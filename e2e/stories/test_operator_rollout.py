@@ -25,7 +25,6 @@ from operator_harness import (
     World,
     condition,
     eventually,
-    operator_world,
     stubbed,
 )
 
@@ -33,21 +32,6 @@ pytestmark = pytest.mark.cluster
 
 MOVES = 60.0
 """Seconds for a rollout on the last GPU: 20 of patience, 5 before SIGTERM, and the starts."""
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Layout) -> Iterator[World]:
-    commands = cluster.state / "bin"
-    with operator_world(commands / "kubectl", commands / "helm", cluster.kubeconfig) as prepared:
-        yield prepared
-
-
-@pytest.fixture(scope="module")
-def operator(world: World) -> Iterator[OperatorProcess]:
-    process = world.operator()
-    process.start()
-    yield process
-    assert process.stop() == 0
 
 
 @pytest.fixture

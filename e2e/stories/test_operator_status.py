@@ -13,7 +13,7 @@ import pytest
 from cluster import lifecycle, models
 from cluster.layout import Layout
 from demo import CLAIM, MODEL, converted_model
-from operator_harness import Kubectl, OperatorProcess, World, condition, eventually, operator_world
+from operator_harness import Kubectl, OperatorProcess, World, condition, eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -33,13 +33,6 @@ if "serve" in sys.orig_argv:
     http.server.HTTPServer(("", 8000), Ready).serve_forever()
 """
 """A server that is ready at once and needs no GPU; the rest of the image stays as it is."""
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Layout) -> Iterator[World]:
-    commands = cluster.state / "bin"
-    with operator_world(commands / "kubectl", commands / "helm", cluster.kubeconfig) as prepared:
-        yield prepared
 
 
 @pytest.fixture

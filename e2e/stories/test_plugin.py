@@ -22,7 +22,7 @@ import yaml
 from cluster import models
 from cluster.layout import Layout
 from demo import CLAIM, MODEL, converted_model
-from operator_harness import Kubectl, OperatorProcess, World, condition, eventually, operator_world
+from operator_harness import Kubectl, OperatorProcess, World, condition, eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -58,13 +58,6 @@ class Person:
         """Its JSON."""
         found: dict[str, Any] = json.loads(self.ask(*arguments, "-o", "json", given=given, code=code))
         return found
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Layout) -> Iterator[World]:
-    commands = cluster.state / "bin"
-    with operator_world(commands / "kubectl", commands / "helm", cluster.kubeconfig) as prepared:
-        yield prepared
 
 
 @pytest.fixture(scope="module")
