@@ -2,7 +2,8 @@
 
     python -m bench.serving --profile
 
-Offline: 1, 8 and 32 streams of random token ids, and the prefill of one long prompt. Over HTTP, streaming: a closed
+Offline: 1, 8 and 32 streams of random token ids, and the prefill of one long prompt, then the same in turns with
+torch's kernels. Over HTTP, streaming: a closed
 loop of 1, 8 and 32 clients, each sending its next request when the last is answered, then an open loop with Poisson
 arrivals at 80 % of the rate that 32 clients reached. A request that fails ends the benchmark: errors are not speed.
 """
@@ -258,7 +259,16 @@ def main() -> None:
     figures = {**result["figures"], **asyncio.run(_over_http(model))}
     more = {"profile": result["profile"]} if flags.profile else {}
     say(f"done in {time.perf_counter() - began:.0f} s")
-    report("serving", figures, result["limits"], model=model.name, load_average_before=round(load, 2), **more)
+    kernels = result["kernels"]
+    report(
+        "serving",
+        figures,
+        result["limits"],
+        model=model.name,
+        kernels=kernels,
+        load_average_before=round(load, 2),
+        **more,
+    )
 
 
 if __name__ == "__main__":

@@ -24,12 +24,14 @@ from typing import Any
 import torch
 
 from bench.report import say
+from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
 from octavo_runtime import LLM, SamplingParams
 from octavo_runtime.core.scheduler import Scheduler
 from octavo_runtime.domain import EngineConfig
 from octavo_runtime.engine import executor as engine_executor
 from octavo_runtime.loading.plan import plan_model
 from octavo_runtime.models.decoder import Decoder
+from octavo_runtime.models.native_decoder import NativeDecoder
 from octavo_runtime.text.output import OutputText
 
 # Name: streams, prompt tokens, output tokens.
@@ -52,11 +54,33 @@ def main(model: str, *, profile: bool) -> dict[str, Any]:
         figures[f"{name}_tok_s"] = tokens / seconds
         say(f"  {name}: {tokens} tokens in {seconds:.1f} s = {tokens / seconds:.1f} tok/s")
     figures["offline_peak_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    result: dict[str, Any] = {"figures": figures, "limits": _limits(model)}
+    limits = _limits(model, llm.info.weights_bytes)
+    # What a step reads at one stream, beside what this machine can read in that time.
+    streams, prompt, output = ROWS["decode_1"]
+    step_bytes = llm.info.weights_bytes + (prompt + output / 2) * llm.info.block_bytes / llm.info.block_size
+    figures["bandwidth_share_1"] = figures["decode_1_tok_s"] * step_bytes / (limits["read_gb_s"] * 1e9)
+    figures |= _against_torch(llm, model, rng)
+    result: dict[str, Any] = {"figures": figures, "limits": limits, "kernels": llm.info.kernels}
     if profile:
         # One thing after the other, in one thread: else the phases of two steps overlap.
         result["profile"] = _profile(LLM(model, kv_cache_memory=KV_MEMORY, async_scheduling=False), rng)
     return result
+
+
+def _against_torch(llm: LLM, model: str, rng: random.Random) -> dict[str, float]:
+    """How many times as fast the native kernels are as torch's, row by row in turns; empty without native kernels."""
+    if not llm.info.kernels.startswith("native"):
+        return {}
+    os.environ[ENVIRONMENT_VARIABLE] = "cpu"
+    torch_llm = LLM(model, kv_cache_memory=KV_MEMORY)
+    del os.environ[ENVIRONMENT_VARIABLE]
+    _row(torch_llm, rng, 1, 32, _WARM_UP)
+    figures = {}
+    for name, row in ROWS.items():
+        native, torchs = (_row(each, rng, *row) for each in (llm, torch_llm))
+        figures[f"{name}_native_vs_torch"] = torchs / native
+        say(f"  {name}: native kernels {torchs / native:.1f} times as fast as torch's")
+    return figures
 
 
 def _row(llm: LLM, rng: random.Random, streams: int, prompt: int, output: int) -> float:
@@ -69,7 +93,7 @@ def _row(llm: LLM, rng: random.Random, streams: int, prompt: int, output: int) -
     return seconds
 
 
-def _limits(model: str) -> dict[str, float]:
+def _limits(model: str, weights_bytes: int) -> dict[str, float]:
     """What memory bandwidth and arithmetic of this machine allow for each row, both measured now, best of five.
 
     A decode step reads every weight once and the KV of every sequence; each token costs two operations per weight.
@@ -81,6 +105,7 @@ def _limits(model: str) -> dict[str, float]:
     flops = 2 * 2048**3 / _best(lambda: left @ right)
     plan = plan_model(Path(model), EngineConfig(model, kv_cache_memory=KV_MEMORY))
     operations = 2 * plan.weights_bytes / (4 if plan.dtype == "float32" else 2)  # for one token
+    # Arithmetic is float32, whatever type the weights are held in.
     limits = {"read_gb_s": bandwidth / 1e9, f"gemm_{plan.dtype}_gflop_s": flops / 1e9}
     for name, (streams, prompt, output) in ROWS.items():
         prefill = streams * prompt * operations / flops
@@ -88,7 +113,7 @@ def _limits(model: str) -> dict[str, float]:
             limits[f"{name}_tok_s"] = prompt / prefill
             continue
         context = streams * (prompt + output / 2) * plan.kv_bytes_per_token
-        step = max((plan.weights_bytes + context) / bandwidth, streams * operations / flops)
+        step = max((weights_bytes + context) / bandwidth, streams * operations / flops)
         limits[f"{name}_tok_s"] = streams * output / (prefill + output * step)
     return limits
 
@@ -104,7 +129,7 @@ def _best(work: Any) -> float:
 
 def _profile(llm: LLM, rng: random.Random) -> dict[str, Any]:
     """Where the time of one row goes: by phase of a step, then by the Python line under which the time was spent."""
-    with _timed() as phases:
+    with _timed(llm) as phases:
         seconds = _row(llm, rng, *ROWS[_PROFILED])
     steps = ROWS[_PROFILED][2]
     phases["rest"] = seconds - sum(phases.values())
@@ -117,13 +142,13 @@ def _profile(llm: LLM, rng: random.Random) -> dict[str, Any]:
 
 
 @contextmanager
-def _timed() -> Iterator[dict[str, float]]:
+def _timed(llm: LLM) -> Iterator[dict[str, float]]:
     """Times the phases of a step; none of them contains another."""
     spent: dict[str, float] = defaultdict(float)
     parts = {
         "schedule": (Scheduler, "schedule"),
         "build batch": (engine_executor, "build_batch"),
-        "forward": (Decoder, "forward"),
+        "forward": (NativeDecoder if llm.info.kernels.startswith("native") else Decoder, "forward"),
         "sample": (engine_executor, "sample_tokens"),
         "apply": (Scheduler, "apply"),
         "detokenise": (OutputText, "push"),

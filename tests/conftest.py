@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from octavo_kernels.native import prepare
+
 # Property tests have no deadline for an example: the machine may be busy with other things.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -19,6 +21,11 @@ settings.load_profile("busy")
 # workers have this variable; what their parent would set, they would inherit.
 if _WORKERS := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(_WORKERS))))
+
+
+def pytest_sessionstart() -> None:
+    """The native kernels are built before any test's time begins."""
+    prepare()
 
 
 @pytest.fixture(scope="session")

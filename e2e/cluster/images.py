@@ -51,7 +51,7 @@ class Recipe:
         return f"localhost/octavo-{self.name}"
 
 
-_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "deploy/containerignore")
+_SOURCES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "deploy/containerignore")
 
 RECIPES = (
     Recipe(

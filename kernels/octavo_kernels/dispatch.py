@@ -1,7 +1,10 @@
 """Chooses the form of an operation: the plain `reference`, or one made for the device.
 
-The environment variable OCTAVO_KERNELS (reference or cpu) forces a form, for tests and to find a faulty kernel. A
-form that is forced and cannot run there is an error, never another form in silence.
+The environment variable OCTAVO_KERNELS (reference, cpu or native) forces a form, for tests and to find a faulty
+kernel. A form that is forced and cannot run there is an error, never another form in silence.
+
+`native` is the form of a decoder's whole step (decoder_step), which whoever builds a decoder chooses. Operations that
+are called one by one, such as sampling, have the form `cpu` then.
 """
 
 from __future__ import annotations
@@ -11,20 +14,19 @@ import importlib
 import os
 from types import ModuleType
 
-__all__ = ["ENVIRONMENT_VARIABLE", "form"]
+__all__ = ["ENVIRONMENT_VARIABLE", "forced_form", "form"]
 
 ENVIRONMENT_VARIABLE = "OCTAVO_KERNELS"
 
-# Device type to the forms that run there, best first. Each operation has all of them.
-_FORMS = {"cpu": ("cpu", "reference"), "cuda": ("reference",)}
+# Device type to the forms that run there, best first.
+_FORMS = {"cpu": ("native", "cpu", "reference"), "cuda": ("reference",)}
 
 
-@functools.cache
-def form(operation: str, device_type: str) -> ModuleType:
-    """The module that runs `operation` on this type of device; the environment is read once.
+def forced_form(device_type: str) -> str | None:
+    """The form that the environment forces on this type of device; None when it leaves the choice.
 
     Raises:
-        RuntimeError: OCTAVO_KERNELS names a form that does not exist or does not run on this device.
+        RuntimeError: It names a form that does not exist or does not run on this device.
     """
     forms = _FORMS.get(device_type)
     if forms is None:
@@ -34,4 +36,15 @@ def form(operation: str, device_type: str) -> ModuleType:
         raise RuntimeError(
             f"{ENVIRONMENT_VARIABLE}={forced}, but on {device_type} there are only the forms {', '.join(forms)}"
         )
-    return importlib.import_module(f"octavo_kernels.{operation}.{forced or forms[0]}")
+    return forced or None
+
+
+@functools.cache
+def form(operation: str, device_type: str) -> ModuleType:
+    """The module that runs `operation` on this type of device; the environment is read once.
+
+    Raises:
+        RuntimeError: OCTAVO_KERNELS names a form that does not exist or does not run on this device.
+    """
+    name = forced_form(device_type) or _FORMS[device_type][0]
+    return importlib.import_module(f"octavo_kernels.{operation}.{'cpu' if name == 'native' else name}")

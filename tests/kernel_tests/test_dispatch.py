@@ -19,7 +19,13 @@ def _fresh() -> Iterator[None]:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize(
     ("device", "forced", "expected"),
-    [("cpu", None, "cpu"), ("cpu", "reference", "reference"), ("cpu", "cpu", "cpu"), ("cuda", None, "reference")],
+    [
+        ("cpu", None, "cpu"),
+        ("cpu", "reference", "reference"),
+        ("cpu", "cpu", "cpu"),
+        ("cpu", "native", "cpu"),
+        ("cuda", None, "reference"),
+    ],
 )
 def test_form(operation: str, device: str, forced: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
@@ -28,7 +34,7 @@ def test_form(operation: str, device: str, forced: str | None, expected: str, mo
     assert form(operation, device).__name__ == f"octavo_kernels.{operation}.{expected}"
 
 
-@pytest.mark.parametrize(("device", "forced"), [("cuda", "cpu"), ("cpu", "fast"), ("cpu", "CPU")])
+@pytest.mark.parametrize(("device", "forced"), [("cuda", "cpu"), ("cuda", "native"), ("cpu", "fast"), ("cpu", "CPU")])
 def test_form_forced_and_impossible(device: str, forced: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, forced)
     with pytest.raises(RuntimeError, match=f"{ENVIRONMENT_VARIABLE}={forced}, but on {device} there are only"):

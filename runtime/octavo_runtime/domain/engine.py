@@ -88,6 +88,8 @@ class EngineInfo:
         block_bytes: Bytes of a block, all layers, keys and values.
         swap_seconds_per_block: How long the copy of a block between the tiers takes, measured; 0 without a host tier.
         prefill_seconds_per_token: How long a token of a long prefill takes, measured; 0: not measured.
+        weights_bytes: Bytes of the weights, as they are held.
+        kernels: Which form of the kernels runs.
     """
 
     max_model_len: int
@@ -103,3 +105,5 @@ class EngineInfo:
     block_bytes: int = 0
     swap_seconds_per_block: float = 0.0
     prefill_seconds_per_token: float = 0.0
+    weights_bytes: int = 0
+    kernels: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from octavo_kernels.dispatch import form
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.kv_cache import KVPool
@@ -30,6 +32,7 @@ from octavo_runtime.loading.plan import (
     resolve_dtype,
     resolve_kv_dtype,
     size_kv,
+    storage_dtype,
     weight_bytes,
 )
 from octavo_runtime.loading.spec import read_spec
@@ -37,6 +40,7 @@ from octavo_runtime.loading.token_ids import read_token_ids
 from octavo_runtime.loading.weight_map import weight_map
 from octavo_runtime.loading.weights import load_weights
 from octavo_runtime.models.decoder import Decoder
+from octavo_runtime.models.native_decoder import NativeDecoder, open_native
 
 __all__ = ["Executor", "Progress", "TorchExecutor", "load_executor"]
 
@@ -68,7 +72,7 @@ class TorchExecutor:
         info: Its limits.
     """
 
-    def __init__(self, decoder: Decoder, pool: KVPool, info: EngineInfo) -> None:
+    def __init__(self, decoder: Decoder | NativeDecoder, pool: KVPool, info: EngineInfo) -> None:
         self._decoder = decoder
         self._pool = pool
         self._device = torch.device(info.device)
@@ -145,18 +149,20 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     if device.type == "cpu":
         # Before the weights are read, so that what cannot fit fails at once.
         size_kv(spec, config, kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)
-        set_threads()
-    require_room_for_weights(weight_bytes(weights, dtype), dtype, device)
+    native = open_native(spec, set_threads()) if device.type == "cpu" else None
+    stored_dtype = storage_dtype(dtype, stored) if native else dtype
+    weights_bytes = weight_bytes(weights, stored_dtype)
+    require_room_for_weights(weights_bytes, stored_dtype, device)
     report = progress or (lambda _stage, _done, _total: None)
     parameters = load_weights(
         checkpoint,
         weights,
         device=device,
-        dtype=getattr(torch, dtype),
+        dtype=getattr(torch, stored_dtype),
         progress=lambda done, total: report("weights", done, total),
     )
 
-    def assemble(size: KVSize) -> tuple[Decoder, KVPool, EngineInfo]:
+    def assemble(size: KVSize) -> tuple[Decoder | NativeDecoder, KVPool, EngineInfo]:
         pool = KVPool(
             spec,
             num_blocks=size.num_blocks,
@@ -166,7 +172,8 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
             dtype=getattr(torch, kv_dtype),
             device=device,
         )
-        decoder = Decoder(
+        build = functools.partial(NativeDecoder, native) if native else Decoder
+        decoder = build(
             spec, parameters, kv_cache=pool.device, vocab_size=tokens.vocab_size, max_model_len=size.max_model_len
         )
         info = EngineInfo(
@@ -181,6 +188,10 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
             max_num_blocks=size.max_num_blocks,
             num_host_blocks=size.num_host_blocks,
             block_bytes=size.block_bytes,
+            weights_bytes=weights_bytes,
+            kernels=f"native ({native.isa})"
+            if native
+            else form("paged_attention", device.type).__name__.split(".")[-1],
         )
         return decoder, pool, info
 
@@ -201,11 +212,12 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         swap_seconds_per_block=swap_seconds_per_block(executor),
     )
     logger.info(
-        "%s on %s: weights %.2f GiB in %s, KV cache %.2f GiB in %s: %d tokens, %.1f requests of %d",
+        "%s on %s, kernels %s: weights %.2f GiB in %s, KV cache %.2f GiB in %s: %d tokens, %.1f requests of %d",
         spec.architecture,
         device.type,
-        weight_bytes(weights, dtype) / 2**30,
-        dtype,
+        info.kernels,
+        weights_bytes / 2**30,
+        stored_dtype,
         kv_bytes / 2**30,
         kv_dtype,
         kv_tokens,

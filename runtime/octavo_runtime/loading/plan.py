@@ -26,6 +26,7 @@ __all__ = [
     "resolve_dtype",
     "resolve_kv_dtype",
     "size_kv",
+    "storage_dtype",
     "weight_bytes",
 ]
 
@@ -184,6 +185,19 @@ def resolve_dtype(dtype: str, device: str, spec: DecoderSpec, stored: set[str]) 
     if stored == {"F16"} or (len(stored) > 1 and spec.dtype == "float16"):
         return "float16"
     return "bfloat16"
+
+
+def storage_dtype(dtype: str, stored: set[str]) -> str:
+    """The type that native kernels hold weights in: narrower than float32 where the checkpoint's is and loses nothing.
+
+    Args:
+        dtype: Of the computation, resolved.
+        stored: The types in the checkpoint, by safetensors' names.
+    """
+    narrow = {"BF16": "bfloat16", "F16": "float16"}
+    if dtype == "float32" and len(stored) == 1:
+        return narrow.get(next(iter(stored)), dtype)
+    return dtype
 
 
 def resolve_kv_dtype(config: EngineConfig, dtype: str) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, form
+from octavo_kernels.native import NativeUnavailable
 from octavo_runtime.domain import BlockCopy, CopyKind, EngineConfig, ScheduledSequence, StepPlan, StepResult
 from octavo_runtime.engine import executor as module
 from octavo_runtime.engine import memory
@@ -25,6 +26,7 @@ from octavo_runtime.errors import (
     NotEnoughMemoryForKV,
     NotEnoughMemoryForWeights,
 )
+from octavo_runtime.models import native_decoder
 
 WriteModel = Callable[..., Path]
 BuildSequence = Callable[..., ScheduledSequence]
@@ -40,9 +42,9 @@ def without_time(result: StepResult) -> StepResult:
 
 
 def caches(executor: TorchExecutor) -> Iterator[torch.Tensor]:
-    for layer in executor._decoder._layers:
-        yield layer.attention.k_cache
-        yield layer.attention.v_cache
+    for keys, values in executor._pool.device:
+        yield keys
+        yield values
 
 
 def test_load_executor_info(write_model: WriteModel) -> None:
@@ -230,7 +232,7 @@ def test_execute_reports_its_time(write_model: WriteModel, sequence: BuildSequen
     assert 0 < result.seconds < 5
 
 
-def test_execute_reference_kernels_agree(
+def test_execute_forms_of_kernels_agree(
     write_model: WriteModel, sequence: BuildSequence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = [
@@ -238,13 +240,47 @@ def test_execute_reference_kernels_agree(
         StepPlan((sequence("a", [7], 4, (0,)), sequence("b", [8, 9], 20, (1, 2), temperature=1.0, seed=3))),
     ]
     results = {}
-    for name in ("cpu", "reference"):
+    for name in ("native", "cpu", "reference"):
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, name)
         form.cache_clear()
         executor = load(write_model())
+        assert executor.info.kernels.startswith(name)
         results[name] = [without_time(executor.execute(plan)) for plan in plans]
     form.cache_clear()
-    assert results["cpu"] == results["reference"]
+    assert results["native"] == results["cpu"] == results["reference"]
+
+
+@pytest.mark.parametrize("forced", ["native", None])
+def test_load_executor_heads_without_native_form(
+    forced: str | None, write_model: WriteModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, forced or "")
+    narrow = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    why = "the model's heads are 4 wide, and the native kernels take multiples of 8"
+    if forced:
+        with pytest.raises(BadFlags, match=f"{ENVIRONMENT_VARIABLE}=native, but {why}"):
+            load(write_model(**narrow))
+        return
+    assert load(write_model(**narrow)).info.kernels == "cpu"
+    assert f"running on torch's kernels, which give the same tokens, slower: {why}" in caplog.text
+
+
+def test_load_executor_without_native_library(
+    write_model: WriteModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(_threads: int) -> NoReturn:
+        raise NativeUnavailable("there is none")
+
+    monkeypatch.setattr(native_decoder, "Context", missing)
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    assert load(write_model()).info.kernels == "cpu"
+    assert "slower: there is none" in caplog.text
+
+
+def test_load_executor_unknown_form(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "fast")
+    with pytest.raises(BadFlags, match=f"{ENVIRONMENT_VARIABLE}=fast, but on cpu there are only the forms native, cpu"):
+        load(write_model())
 
 
 def test_execute_device_lost(write_model: WriteModel, sequence: BuildSequence, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
 from octavo_runtime.core.scheduler import Scheduler
 from octavo_runtime.domain import (
     EngineConfig,
@@ -61,9 +62,7 @@ def engine(model: Path, block_size: int, **settings: Any) -> TorchExecutor:
     """Loaded, with NaN in the whole KV pool: whatever reads a slot that was not written shows."""
     config = EngineConfig(str(model), block_size=block_size, device="cpu", kv_cache_memory=256 << 20)
     executor = load_executor(replace(config, **settings))
-    for layer in executor._decoder._layers:
-        layer.attention.k_cache.fill_(torch.nan)
-        layer.attention.v_cache.fill_(torch.nan)
+    executor._pool.device.fill_(torch.nan)
     executor._pool.host.fill_(torch.nan)
     return executor
 
@@ -215,6 +214,14 @@ def test_batched(block_size: int, budget: int, paths: list[GreedyPath], smollm2:
     for event in warm:  # all full blocks of the prompt, though never its last token
         length = len(paths[int(event.request_id)].prompt)
         assert event.num_cached_tokens == (length - 1) // block_size * block_size
+
+
+def test_batched_on_torch(paths: list[GreedyPath], smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where there is no native library, the tokens are the same.
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "cpu")
+    executor = engine(smollm2, 16)
+    assert executor.info.kernels == "cpu"
+    follow(executor, scheduler(executor, max_num_batched_tokens=333), paths[:6])
 
 
 @pytest.mark.parametrize("host_blocks", [0, 200])

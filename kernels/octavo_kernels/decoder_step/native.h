@@ -1,0 +1,148 @@
+// One step of a decoder, all layers in one call:
+//
+//     embedding ─► residual
+//     each layer:  norm ─► qkv ─► rotary, KV write ─► attention ─► output ─► + residual
+//                  norm ─► gate, up ─► activation ─► down ─► + residual
+//     wanted rows: norm ─► head ─► logits
+//
+// Everything is float32 but weights and KV cache, which have their own types.
+#pragma once
+
+#include <stdlib.h>
+
+#include "../gated_activation/native.h"
+#include "../linear/native.h"
+#include "../paged_attention/native.h"
+#include "../rotary_kv/native.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+// Numbers below which a region is not worth another thread's waking up.
+constexpr int64_t kSmallRegion = 1 << 14;
+
+// Calls body(row) for each row of this many numbers.
+template <class Body>
+inline void each_row(Threads& threads, int64_t rows, int64_t width, const Body& body) {
+  const int64_t parts = rows * width < kSmallRegion ? 1 : smaller(rows, 4 * threads.count());
+  threads.run(parts, [&](int64_t part, int) {
+    for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; row++) body(row);
+  });
+}
+
+// A row of a [rows, width] table.
+template <class T>
+inline void plain_row(const void* table, int64_t row, int64_t width, float* to) {
+  for (int64_t i = 0; i < width; i++) to[i] = widened(((const T*)table)[row * width + i]);
+}
+
+// A row of a weight in panels: every sixteenth number of its panel.
+template <class T>
+inline void packed_row(const Linear& l, int64_t row, float* to) {
+  const T* from = (const T*)l.weight + row / kPanel * kPanel * l.in + row % kPanel;
+  for (int64_t i = 0; i < l.in; i++) to[i] = widened(from[i * kPanel]);
+}
+
+template <class T>
+inline void embed(Threads& threads, const Model& m, const Batch& b, float* residual) {
+  each_row(threads, b.tokens, m.hidden, [&](int64_t row) {
+    if (m.embedding)
+      plain_row<T>(m.embedding, b.token_ids[row], m.hidden, residual + row * m.hidden);
+    else
+      packed_row<T>(m.head, b.token_ids[row], residual + row * m.hidden);
+  });
+}
+
+template <class T>
+inline void rotary_rows(Threads& threads, const Attention& s, const Batch& b, const Layer& layer, float eps,
+                        const float* cos, const float* sin, float* qkv) {
+  const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  each_row(threads, b.tokens, width, [&](int64_t row) {
+    const int64_t angle = b.positions[row] * s.head_dim;
+    rotary_kv(s, qkv + row * width, layer.q_norm, layer.k_norm, eps, cos + angle, sin + angle, (T*)layer.keys,
+              (T*)layer.values, b.slots[row]);
+  });
+}
+
+inline void rotary_rows(Threads& threads, const Attention& s, const Batch& b, const Layer& layer, float eps,
+                        const float* cos, const float* sin, float* qkv) {
+  switch (s.type) {
+    case kBFloat16: return rotary_rows<BFloat16>(threads, s, b, layer, eps, cos, sin, qkv);
+    case kFloat16: return rotary_rows<Half>(threads, s, b, layer, eps, cos, sin, qkv);
+    default: return rotary_rows<float>(threads, s, b, layer, eps, cos, sin, qkv);
+  }
+}
+
+inline int64_t step_scratch(const Model& m, const Batch& b) {
+  int64_t bytes = larger(attention_scratch(b), linear_scratch(m.head));
+  const Linear* const of_layer[] = {&m.layers->qkv, &m.layers->output, &m.layers->gate_up, &m.layers->down};
+  for (const Linear* l : of_layer) bytes = larger(bytes, linear_scratch(*l));
+  return bytes;
+}
+
+// What all layers share, one after the other in memory of `step_room` numbers.
+struct Room {
+  float *residual, *normed, *qkv, *attended, *gate_up;
+};
+
+inline int64_t step_room(const Model& m, int64_t tokens) {
+  const Attention& s = m.attention;
+  return tokens * (2 * m.hidden + (2 * s.heads + 2 * s.kv_heads) * s.head_dim + 2 * m.intermediate);
+}
+
+inline Room rooms(const Model& m, int64_t tokens, float* memory) {
+  const Attention& s = m.attention;
+  Room room;
+  room.residual = memory;
+  room.normed = room.residual + tokens * m.hidden;
+  room.qkv = room.normed + tokens * m.hidden;
+  room.attended = room.qkv + tokens * (s.heads + 2 * s.kv_heads) * s.head_dim;
+  room.gate_up = room.attended + tokens * s.heads * s.head_dim;
+  return room;
+}
+
+inline void attention_layer(Threads& threads, const Model& m, const Layer& layer, const Batch& b, const Room& room,
+                            int64_t* first_items) {
+  const Attention& s = m.attention;
+  const int64_t qkv_width = (s.heads + 2 * s.kv_heads) * s.head_dim, width = s.heads * s.head_dim;
+  each_row(threads, b.tokens, m.hidden, [&](int64_t row) {
+    rms_norm(room.residual + row * m.hidden, layer.attention_norm, m.eps, room.normed + row * m.hidden, m.hidden);
+  });
+  linear(threads, layer.qkv, room.normed, m.hidden, {room.qkv, qkv_width, false}, b.tokens);
+  rotary_rows(threads, s, b, layer, m.eps, m.cos, m.sin, room.qkv);
+  paged_attention(threads, s, b, room.qkv, qkv_width, layer.keys, layer.values, room.attended, first_items);
+  linear(threads, layer.output, room.attended, width, {room.residual, m.hidden, true}, b.tokens);
+}
+
+inline void mlp_layer(Threads& threads, const Model& m, const Layer& layer, int64_t tokens, const Room& room) {
+  const int64_t both = 2 * m.intermediate;
+  each_row(threads, tokens, m.hidden, [&](int64_t row) {
+    rms_norm(room.residual + row * m.hidden, layer.mlp_norm, m.eps, room.normed + row * m.hidden, m.hidden);
+  });
+  linear(threads, layer.gate_up, room.normed, m.hidden, {room.gate_up, both, false}, tokens);
+  each_row(threads, tokens, both, [&](int64_t row) {
+    silu_mul(room.gate_up + row * both, room.gate_up + row * both + m.intermediate, m.intermediate);
+  });
+  linear(threads, layer.down, room.gate_up, both, {room.residual, m.hidden, true}, tokens);
+}
+
+// logits: [wanted, head.out]. memory: `step_room` numbers. first_items: sequences + 1.
+inline void decoder_step(Threads& threads, const Model& m, const Batch& b, float* logits, float* memory,
+                         int64_t* first_items) {
+  const Room room = rooms(m, b.tokens, memory);
+  switch (m.head.type) {
+    case kBFloat16: embed<BFloat16>(threads, m, b, room.residual); break;
+    case kFloat16: embed<Half>(threads, m, b, room.residual); break;
+    default: embed<float>(threads, m, b, room.residual);
+  }
+  for (int64_t i = 0; i < m.layer_count; i++) {
+    attention_layer(threads, m, m.layers[i], b, room, first_items);
+    mlp_layer(threads, m, m.layers[i], b.tokens, room);
+  }
+  for (int64_t i = 0; i < b.wanted; i++)
+    rms_norm(room.residual + b.wanted_rows[i] * m.hidden, m.norm, m.eps, room.normed + i * m.hidden, m.hidden);
+  linear(threads, m.head, room.normed, m.hidden, {logits, m.head.out, false}, b.wanted);
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

@@ -1,0 +1,114 @@
+"""The structures of native/abi.h, field for field, and the library's functions."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
+
+__all__ = ["TYPES", "Attention", "Batch", "Layer", "Linear", "Model", "declare"]
+
+TYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2}
+"""The types that weights and the KV cache can have, as the library numbers them. Nothing here imports torch."""
+
+
+class Linear(ctypes.Structure):
+    """A packed weight."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("out", c_int64), ("in_", c_int64), ("type", c_int64))
+
+
+class Layer(ctypes.Structure):
+    """A layer's weights and its part of the KV cache."""
+
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("qkv", Linear),
+        ("output", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+    )
+
+
+class Attention(ctypes.Structure):
+    """The shape of attention."""
+
+    _fields_ = (
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("type", c_int64),
+        ("scale", c_float),
+    )
+
+
+class Model(ctypes.Structure):
+    """A decoder."""
+
+    _fields_ = (
+        ("hidden", c_int64),
+        ("intermediate", c_int64),
+        ("layer_count", c_int64),
+        ("attention", Attention),
+        ("eps", c_float),
+        ("layers", POINTER(Layer)),
+        ("norm", c_void_p),
+        ("head", Linear),
+        ("embedding", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+    )
+
+
+class Batch(ctypes.Structure):
+    """A step's tokens."""
+
+    _fields_ = (
+        ("tokens", c_int64),
+        ("sequences", c_int64),
+        ("wanted", c_int64),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("query_lens", c_void_p),
+        ("context_lens", c_void_p),
+        ("table_starts", c_void_p),
+        ("blocks", c_void_p),
+        ("wanted_rows", c_void_p),
+    )
+
+
+_FUNCTIONS = {
+    "octavo_stamp": (c_char_p, ()),
+    "octavo_isa": (c_char_p, (c_int,)),
+    "octavo_open": (c_void_p, (c_char_p, c_int)),
+    "octavo_close": (None, (c_void_p,)),
+    "octavo_decoder_step": (c_int, (c_void_p, POINTER(Model), POINTER(Batch), c_void_p)),
+    "octavo_linear": (c_int, (c_void_p, POINTER(Linear), c_void_p, c_void_p, c_int64, c_int)),
+    "octavo_rms_norm": (None, (c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64)),
+    "octavo_silu_mul": (None, (c_void_p, c_void_p, c_int64, c_int64)),
+    "octavo_rotary_kv": (
+        None,
+        (c_void_p, POINTER(Attention), POINTER(Batch), POINTER(Layer), c_float, c_void_p, c_void_p, c_void_p),
+    ),
+    "octavo_paged_attention": (
+        c_int,
+        (c_void_p, POINTER(Attention), POINTER(Batch), c_void_p, c_void_p, c_void_p, c_void_p),
+    ),
+}
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Gives the library's functions their types.
+
+    Raises:
+        AttributeError: It lacks one.
+    """
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments

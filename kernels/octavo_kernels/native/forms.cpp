@@ -1,0 +1,33 @@
+// Compiled once for each instruction set: build.py passes its flags, and its name as OCTAVO_ISA.
+#include "forms.h"
+
+#include "../decoder_step/native.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+extern const Forms forms = {
+    step_scratch,
+    attention_scratch,
+    linear_scratch,
+    step_room,
+    decoder_step,
+    [](Threads& threads, const Linear& l, const float* x, float* y, int64_t rows, bool add) {
+      linear(threads, l, x, l.in, {y, l.out, add}, rows);
+    },
+    [](const float* x, const float* weight, float eps, float* y, int64_t rows, int64_t width) {
+      for (int64_t row = 0; row < rows; row++) rms_norm(x + row * width, weight, eps, y + row * width, width);
+    },
+    [](float* gate_up, int64_t rows, int64_t width) {
+      for (int64_t row = 0; row < rows; row++)
+        silu_mul(gate_up + row * 2 * width, gate_up + row * 2 * width + width, width);
+    },
+    rotary_rows,
+    [](Threads& threads, const Attention& s, const Batch& b, const float* q, const void* keys, const void* values,
+       float* out, int64_t* first_items) {
+      paged_attention(threads, s, b, q, s.heads * s.head_dim, keys, values, out, first_items);
+    },
+};
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

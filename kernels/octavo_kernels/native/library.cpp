@@ -1,0 +1,138 @@
+// The C ABI. Compiled for any x86-64, so that a processor without the instruction sets hears of it instead of stopping.
+#include <stdlib.h>
+#include <string.h>
+
+#include <new>
+
+#include "forms.h"
+
+#define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace octavo {
+
+namespace avx2 {
+extern const Forms forms;
+}
+namespace avx512 {
+extern const Forms forms;
+}
+
+namespace {
+
+struct Isa {
+  const char* name;
+  const Forms* forms;
+  bool runs;
+};
+
+// Best first.
+const Isa* isas() {
+  static const Isa all[] = {
+      {"avx512", &avx512::forms,
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c")},
+      {"avx2", &avx2::forms,
+       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")},
+      {nullptr, nullptr, false}};
+  return all;
+}
+
+struct Context {
+  Threads* threads;
+  const Forms* forms;
+  float* memory = nullptr;
+  int64_t numbers = 0;
+
+  float* room(int64_t needed) {
+    if (needed > numbers) {
+      free(memory);
+      memory = (float*)aligned_alloc(64, (needed * sizeof(float) + 63) / 64 * 64);
+      numbers = memory ? needed : 0;
+    }
+    return memory;
+  }
+};
+
+}  // namespace
+}  // namespace octavo
+
+using namespace octavo;
+
+// Of the sources that the library was built from.
+OCTAVO_EXPORT const char* octavo_stamp() { return OCTAVO_STAMP; }
+
+// Name of the instruction set with this number, best first, that runs here; null behind the last.
+OCTAVO_EXPORT const char* octavo_isa(int number) {
+  for (const Isa* isa = isas(); isa->name; isa++)
+    if (isa->runs && number-- == 0) return isa->name;
+  return nullptr;
+}
+
+// Null when the processor does not have this instruction set, or there is no memory or thread to be had.
+OCTAVO_EXPORT void* octavo_open(const char* name, int thread_count) {
+  for (const Isa* isa = isas(); isa->name; isa++) {
+    if (strcmp(isa->name, name) || !isa->runs) continue;
+    Context* context = new (std::nothrow) Context;
+    Threads* threads = context ? Threads::open(thread_count) : nullptr;
+    if (!threads) {
+      delete context;
+      return nullptr;
+    }
+    context->threads = threads;
+    context->forms = isa->forms;
+    return context;
+  }
+  return nullptr;
+}
+
+OCTAVO_EXPORT void octavo_close(void* context) {
+  Context* c = (Context*)context;
+  delete c->threads;
+  free(c->memory);
+  delete c;
+}
+
+// Of the functions below those that can run out of memory return whether they did not.
+
+OCTAVO_EXPORT int octavo_decoder_step(void* context, const Model* m, const Batch* b, float* logits) {
+  Context* c = (Context*)context;
+  const int64_t room = (c->forms->step_room(*m, b->tokens) + 15) / 16 * 16;
+  float* memory = c->room(room + 2 * (b->sequences + 1));
+  if (!memory || !c->threads->reserve(c->forms->step_scratch(*m, *b))) return 0;
+  c->threads->begin_step();
+  c->forms->decoder_step(*c->threads, *m, *b, logits, memory, (int64_t*)(memory + room));
+  c->threads->end_step();
+  return 1;
+}
+
+OCTAVO_EXPORT int octavo_linear(void* context, const Linear* l, const float* x, float* y, int64_t rows, int add) {
+  Context* c = (Context*)context;
+  if (!c->threads->reserve(c->forms->linear_scratch(*l))) return 0;
+  c->forms->linear(*c->threads, *l, x, y, rows, add);
+  return 1;
+}
+
+OCTAVO_EXPORT void octavo_rms_norm(void* context, const float* x, const float* weight, float eps, float* y,
+                                   int64_t rows, int64_t width) {
+  ((Context*)context)->forms->rms_norm(x, weight, eps, y, rows, width);
+}
+
+OCTAVO_EXPORT void octavo_silu_mul(void* context, float* gate_up, int64_t rows, int64_t width) {
+  ((Context*)context)->forms->silu_mul(gate_up, rows, width);
+}
+
+OCTAVO_EXPORT void octavo_rotary_kv(void* context, const Attention* s, const Batch* b, const Layer* layer, float eps,
+                                    const float* cos, const float* sin, float* qkv) {
+  Context* c = (Context*)context;
+  c->forms->rotary_kv(*c->threads, *s, *b, *layer, eps, cos, sin, qkv);
+}
+
+OCTAVO_EXPORT int octavo_paged_attention(void* context, const Attention* s, const Batch* b, const float* q,
+                                         const void* keys, const void* values, float* out) {
+  Context* c = (Context*)context;
+  int64_t* first_items = (int64_t*)c->room(2 * (b->sequences + 1));
+  if (!first_items || !c->threads->reserve(c->forms->attention_scratch(*b))) return 0;
+  c->forms->paged_attention(*c->threads, *s, *b, q, keys, values, out, first_items);
+  return 1;
+}

@@ -1,0 +1,106 @@
+"""Each native operation alone, with its reference's arguments: for tests of one against the other."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from octavo_kernels.linear.packing import pack_linear
+from octavo_kernels.native import Context, abi
+from octavo_kernels.paged_attention.batch import PagedBatch
+from octavo_kernels.paged_attention.native import NativeBatch, attention_struct
+
+__all__ = ["Operations", "pool_order", "token_order"]
+
+
+def pool_order(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[blocks, block size, kv heads, head_dim] as the library orders it: the same shape, other places in a block."""
+    return (
+        keys.permute(0, 2, 3, 1).contiguous().view(keys.shape),
+        values.permute(0, 2, 1, 3).contiguous().view(values.shape),
+    )
+
+
+def token_order(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The way back from `pool_order`."""
+    blocks, size, heads, dim = keys.shape
+    return (
+        keys.view(blocks, heads, dim, size).permute(0, 3, 1, 2).contiguous(),
+        values.view(blocks, heads, size, dim).permute(0, 2, 1, 3).contiguous(),
+    )
+
+
+class Operations:
+    """The operations of one context.
+
+    Args:
+        context: The library and its threads.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._library, self._handle = context.library, context.handle
+        self._context = context
+
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, onto: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As the reference; added to `onto`, in place, where that is given."""
+        packed = pack_linear(weight, bias)
+        y = torch.full((x.shape[0], weight.shape[0]), torch.nan) if onto is None else onto
+        arguments = (ctypes.byref(packed.struct()), x.data_ptr(), y.data_ptr(), x.shape[0], onto is not None)
+        assert self._library.octavo_linear(self._handle, *arguments)
+        return y
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """As the reference."""
+        y = torch.full_like(x, torch.nan)
+        self._library.octavo_rms_norm(self._handle, x.data_ptr(), weight.data_ptr(), eps, y.data_ptr(), *x.shape)
+        return y
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """As the reference; overwrites the gate."""
+        width = gate_up.shape[1] // 2
+        self._library.octavo_silu_mul(self._handle, gate_up.data_ptr(), gate_up.shape[0], width)
+        return gate_up[:, :width]
+
+    def rotary_kv(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slots: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """As the reference, with caches in `pool_order`; cos and sin are one row per token."""
+        tokens, heads, _ = qkv.shape
+        q_heads = heads - 2 * k_cache.shape[2]
+        layer = abi.Layer(
+            q_norm=None if q_norm is None else q_norm.data_ptr(),
+            k_norm=None if k_norm is None else k_norm.data_ptr(),
+            keys=k_cache.data_ptr(),
+            values=v_cache.data_ptr(),
+        )
+        rows = torch.arange(tokens)
+        batch = abi.Batch(tokens=tokens, positions=rows.data_ptr(), slots=slots.data_ptr())
+        shape = attention_struct(k_cache, q_heads, 1.0)
+        structs = [ctypes.byref(struct) for struct in (shape, batch, layer)]
+        self._library.octavo_rotary_kv(self._handle, *structs, eps, cos.data_ptr(), sin.data_ptr(), qkv.data_ptr())
+        return qkv[:, :q_heads]
+
+    def paged_attention(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: PagedBatch, scale: float
+    ) -> torch.Tensor:
+        """As the reference, with caches in `pool_order`."""
+        rows = torch.arange(q.shape[0])
+        native = NativeBatch(batch, token_ids=rows, positions=rows, slots=rows, wanted_rows=rows)
+        shape = attention_struct(k_cache, q.shape[1], 1.0)
+        scaled, out = q * scale, torch.full_like(q, torch.nan)
+        structs = [ctypes.byref(struct) for struct in (shape, native.struct)]
+        pointers = [tensor.data_ptr() for tensor in (scaled, k_cache, v_cache, out)]
+        assert self._library.octavo_paged_attention(self._handle, *structs, *pointers)
+        return out

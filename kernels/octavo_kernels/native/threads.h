@@ -1,0 +1,47 @@
+// The threads of a step. They share out the items of one region after the other, and sleep when there is no step.
+#pragma once
+
+#include <stdint.h>
+
+namespace octavo {
+
+class Pool;
+
+class Threads {
+ public:
+  // count: this thread and count - 1 more. Returns null when they cannot be had.
+  static Threads* open(int count);
+  ~Threads();
+
+  int count() const { return count_; }
+
+  // Between these, threads without an item look for the next region a while before they sleep.
+  void begin_step();
+  void end_step();
+
+  // Calls body(item, thread) for each item of [0, items), in any order, and returns when all are done.
+  template <class Body>
+  void run(int64_t items, const Body& body) {
+    if (items == 1 || count_ == 1) {
+      for (int64_t item = 0; item < items; item++) body(item, 0);
+      return;
+    }
+    share(
+        items, [](const void* context, int64_t item, int thread) { (*(const Body*)context)(item, thread); }, &body);
+  }
+
+  // A thread's own memory: at least as many bytes as were last reserved. Contents are lost when more is reserved.
+  bool reserve(int64_t bytes);
+  float* scratch(int thread) const { return (float*)(scratch_ + thread * scratch_bytes_); }
+
+ private:
+  Threads() = default;
+  void share(int64_t items, void (*body)(const void*, int64_t, int), const void* context);
+
+  int count_ = 1;
+  Pool* pool_ = nullptr;
+  char* scratch_ = nullptr;
+  int64_t scratch_bytes_ = 0;
+};
+
+}  // namespace octavo

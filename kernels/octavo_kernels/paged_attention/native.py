@@ -1,0 +1,72 @@
+"""A step's batch as the library takes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from octavo_kernels.native import abi
+from octavo_kernels.paged_attention.batch import PagedBatch
+
+__all__ = ["NativeBatch", "attention_struct"]
+
+
+class NativeBatch:
+    """A batch in the library's form; holds the memory that `struct` points to.
+
+    Args:
+        batch: Which tokens are whose.
+        token_ids: [tokens], int64.
+        positions: [tokens], int64.
+        slots: [tokens], int64.
+        wanted_rows: [rows], int64: tokens whose logits are wanted.
+
+    Attributes:
+        struct: What the library takes.
+    """
+
+    def __init__(
+        self,
+        batch: PagedBatch,
+        *,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        wanted_rows: torch.Tensor,
+    ) -> None:
+        lengths = [-(-context // batch.block_size) for context in batch.context_lens]
+        tables = [
+            np.asarray(table[:length], dtype=np.int32)
+            for table, length in zip(batch.block_tables, lengths, strict=True)
+        ]
+        query_lens = np.asarray(batch.query_lens, dtype=np.int64)
+        context_lens = np.asarray(batch.context_lens, dtype=np.int64)
+        table_starts = np.cumsum([0, *lengths[:-1]], dtype=np.int64)
+        blocks = np.concatenate(tables)
+        self._kept = (token_ids, positions, slots, wanted_rows, query_lens, context_lens, table_starts, blocks)
+        self.struct = abi.Batch(
+            tokens=token_ids.shape[0],
+            sequences=len(lengths),
+            wanted=wanted_rows.shape[0],
+            token_ids=token_ids.data_ptr(),
+            positions=positions.data_ptr(),
+            slots=slots.data_ptr(),
+            query_lens=query_lens.ctypes.data,
+            context_lens=context_lens.ctypes.data,
+            table_starts=table_starts.ctypes.data,
+            blocks=blocks.ctypes.data,
+            wanted_rows=wanted_rows.data_ptr(),
+        )
+
+
+def attention_struct(kv: torch.Tensor, heads: int, scale: float) -> abi.Attention:
+    """The shape of attention over a pool of [blocks, block size, kv heads, head_dim]."""
+    _, block_size, kv_heads, head_dim = kv.shape
+    return abi.Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        type=abi.TYPES[str(kv.dtype)],
+        scale=scale,
+    )

@@ -1,0 +1,135 @@
+"""The decoder on a CPU with native kernels: one call per step, weights as they are stored, everything else in float32."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from octavo_kernels.decoder_step import DecoderStep, LayerWeights, unsupported
+from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, forced_form
+from octavo_kernels.linear.packing import PackedLinear, pack_linear
+from octavo_kernels.native import Context, NativeUnavailable
+from octavo_kernels.paged_attention import PagedBatch
+from octavo_runtime.errors import BadFlags
+from octavo_runtime.layers.rotary import RotaryTable
+from octavo_runtime.loading.spec import DecoderSpec
+from octavo_runtime.models.rope import inverse_frequencies
+
+__all__ = ["NativeDecoder", "open_native"]
+
+logger = logging.getLogger(__name__)
+
+
+def open_native(spec: DecoderSpec, threads: int) -> Context | None:
+    """The native kernels, where they run this model and the environment does not force another form.
+
+    Args:
+        spec: The model.
+        threads: How many may be busy at once.
+
+    Raises:
+        BadFlags: The environment forces a form that does not exist, or forces this one and it cannot run.
+    """
+    try:
+        forced = forced_form("cpu")
+    except RuntimeError as error:
+        raise BadFlags(str(error)) from error
+    if forced not in {None, "native"}:
+        return None
+    why = unsupported(spec.head_dim)
+    if why is None:
+        try:
+            return Context(threads)
+        except NativeUnavailable as error:
+            why = str(error)
+    if forced:
+        raise BadFlags(
+            f"{ENVIRONMENT_VARIABLE}={forced}, but {why}", hint=f"Leave {ENVIRONMENT_VARIABLE} out to run on torch."
+        )
+    logger.warning("running on torch's kernels, which give the same tokens, slower: %s", why)
+    return None
+
+
+class NativeDecoder:
+    """A decoder-only transformer over a paged KV cache.
+
+    Args:
+        context: The library and its threads.
+        spec: The model.
+        parameters: Name to tensor, as `loading.weight_map` names them; emptied, so that a weight is not held twice.
+        kv_cache: [layers, 2, blocks, block size, kv heads, head_dim], keys first.
+        vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
+        max_model_len: Positions that can occur.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        spec: DecoderSpec,
+        parameters: dict[str, torch.Tensor],
+        *,
+        kv_cache: torch.Tensor,
+        vocab_size: int,
+        max_model_len: int,
+    ) -> None:
+        def vector(name: str) -> torch.Tensor | None:
+            value = parameters.pop(name, None)
+            return None if value is None else value.float().contiguous()
+
+        def norm(name: str) -> torch.Tensor:
+            return parameters.pop(name).float().contiguous()
+
+        def linear(name: str) -> PackedLinear:
+            return pack_linear(parameters.pop(f"{name}.weight"), parameters.pop(f"{name}.bias", None))
+
+        layers = [
+            LayerWeights(
+                attention_norm=norm(f"{layer}.attention_norm"),
+                qkv=linear(f"{layer}.qkv"),
+                q_norm=vector(f"{layer}.q_norm"),
+                k_norm=vector(f"{layer}.k_norm"),
+                output=linear(f"{layer}.output"),
+                mlp_norm=norm(f"{layer}.mlp_norm"),
+                gate_up=linear(f"{layer}.gate_up"),
+                down=linear(f"{layer}.down"),
+            )
+            for layer in (f"layers.{number}" for number in range(spec.num_layers))
+        ]
+        tied = parameters["head"] is parameters["embedding"]
+        embedding = parameters.pop("embedding")
+        head = pack_linear(parameters.pop("head")[:vocab_size])
+        table = RotaryTable(
+            inverse_frequencies(spec.rope, spec.head_dim),
+            attention_factor=spec.rope.attention_factor,
+            length=max_model_len,
+            dtype=torch.float32,
+            device=kv_cache.device,
+        )
+        self._step = DecoderStep(
+            context,
+            layers,
+            norm=norm("norm"),
+            head=head,
+            embedding=None if tied else embedding,
+            cos=table.cos,
+            sin=table.sin,
+            kv_cache=kv_cache,
+            num_heads=spec.num_heads,
+            eps=spec.rms_norm_eps,
+        )
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        batch: PagedBatch,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Runs one step and writes its KV, as `Decoder.forward` does.
+
+        Returns:
+            [rows, vocab_size], float32.
+        """
+        return self._step(token_ids, positions, slots, batch, logit_rows)

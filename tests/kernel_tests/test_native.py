@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import contextlib
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_kernels.gated_activation import reference as gated_activation
+from octavo_kernels.linear import reference as linear
+from octavo_kernels.native import Context, isas
+from octavo_kernels.native.operations import Operations, pool_order, token_order
+from octavo_kernels.paged_attention import PagedBatch
+from octavo_kernels.paged_attention import reference as paged_attention
+from octavo_kernels.rms_norm import reference as rms_norm
+from octavo_kernels.rotary_kv import reference as rotary_kv
+from octavo_kernels.testing import assert_close, paged_pool
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(scope="module", params=["avx512", "avx2"])
+def native(request: pytest.FixtureRequest) -> Operations:
+    if request.param not in isas():
+        pytest.skip(f"this processor has no {request.param}")
+    return Operations(Context(2, request.param))
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@given(
+    rows=st.sampled_from([1, 2, 3, 5, 6, 7, 13, 23, 24, 30, 241]),
+    out=st.sampled_from([1, 15, 16, 17, 64, 65, 100, 1100]),
+    columns=st.integers(1, 90),
+    dtype=st.sampled_from(TYPES),
+    bias=st.booleans(),
+    add=st.booleans(),
+)
+@settings(max_examples=60)
+def test_linear(
+    native: Operations, rows: int, out: int, columns: int, dtype: torch.dtype, bias: bool, add: bool
+) -> None:
+    x, weight = random(rows, columns), random(out, columns, seed=1).to(dtype)
+    offset = random(out, seed=2).to(dtype) if bias else None
+    before = random(rows, out, seed=3)
+    truth = linear.linear(x, weight, offset)
+    got = native.linear(x, weight, offset, before.clone() if add else None)
+    assert_close(got, truth + before if add else truth)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 40])
+def test_linear_row_is_the_same_in_any_batch(native: Operations, rows: int) -> None:
+    x, weight = random(rows, 576), random(100, 576, seed=1).bfloat16()
+    together = native.linear(x, weight, None)
+    for row in range(rows):
+        assert torch.equal(native.linear(x[row : row + 1], weight, None), together[row : row + 1])
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 15, 16, 64, 100, 576])
+def test_rms_norm(native: Operations, width: int) -> None:
+    x, weight = random(5, width), random(width, seed=1)
+    assert_close(native.rms_norm(x, weight, 1e-5), rms_norm.rms_norm(x, weight, 1e-5))
+
+
+def test_rms_norm_not_finite(native: Operations) -> None:
+    # One request's NaN must show in its own row, and in no other.
+    x = random(3, 24)
+    x[1, 3] = torch.nan
+    finite = native.rms_norm(x, random(24, seed=1), 1e-5).isfinite().all(dim=1)
+    assert finite.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("width", [1, 8, 17, 96])
+def test_silu_mul(native: Operations, width: int) -> None:
+    gate_up = random(4, 2 * width) * 30
+    truth = gated_activation.silu_mul(gate_up.clone())
+    assert_close(native.silu_mul(gate_up), truth)
+
+
+def test_silu_mul_extremes(native: Operations) -> None:
+    gate = torch.tensor([-1e30, -200.0, -88.0, -0.0, 88.0, 1e30, torch.inf, torch.nan])
+    gate_up = torch.cat((gate, torch.ones(8)))[None].contiguous()
+    got = native.silu_mul(gate_up)[0]
+    assert got[:4].abs().max() < 1e-5
+    assert got[4:7].tolist() == gate[4:7].tolist()
+    assert got[7].isnan()
+
+
+@given(
+    heads=st.sampled_from([(3, 1), (4, 4), (6, 2)]),
+    dim=st.sampled_from([8, 16, 24, 64]),
+    size=st.sampled_from([8, 16, 32]),
+    tokens=st.integers(1, 40),
+    dtype=st.sampled_from(TYPES),
+    norms=st.booleans(),
+)
+@settings(max_examples=40)
+def test_rotary_kv(
+    native: Operations, heads: tuple[int, int], dim: int, size: int, tokens: int, dtype: torch.dtype, norms: bool
+) -> None:
+    q_heads, kv_heads = heads
+    qkv = random(tokens, q_heads + 2 * kv_heads, dim)
+    angles = random(tokens, dim // 2, seed=1) * 10
+    cos, sin = (torch.cat((part, part), dim=1) for part in (angles.cos(), angles.sin()))
+    q_norm, k_norm = (random(dim, seed=2), random(dim, seed=3)) if norms else (None, None)
+    slots = torch.randperm(size * 6, generator=torch.Generator().manual_seed(4))[:tokens]
+    caches = [torch.full((6, size, kv_heads, dim), 7.0, dtype=dtype) for _ in range(4)]
+    truth = rotary_kv.rotary_kv(qkv.clone(), cos, sin, caches[0], caches[1], slots, q_norm, k_norm, 1e-6)
+    assert_close(native.rotary_kv(qkv, cos, sin, caches[2], caches[3], slots, q_norm, k_norm, 1e-6), truth)
+    for got, expected in zip(token_order(caches[2], caches[3]), caches[:2], strict=True):
+        assert_close(got, expected)  # those of other slots included
+
+
+@given(
+    sequences=st.lists(
+        st.tuples(st.one_of(st.just(1), st.integers(1, 50)), st.sampled_from([0, 1, 7, 8, 31, 32, 33, 300])),
+        min_size=1,
+        max_size=6,
+    ),
+    size=st.sampled_from([8, 16, 32]),
+    heads=st.sampled_from([(9, 3, 64), (4, 4, 16), (8, 1, 32), (14, 2, 24), (2, 1, 80)]),
+    dtype=st.sampled_from(TYPES),
+    seed=st.integers(0, 5),
+)
+@settings(max_examples=80)
+def test_paged_attention(
+    native: Operations,
+    sequences: list[tuple[int, int]],
+    size: int,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    check_attention(native, sequences, size, heads, dtype, seed)
+
+
+@pytest.mark.parametrize("size", [8, 16, 32])
+def test_paged_attention_long(native: Operations, size: int) -> None:
+    check_attention(native, [(1, 8191), (30, 4000)], size, (9, 3, 64), torch.float32, 0)
+
+
+def check_attention(
+    native: Operations,
+    sequences: list[tuple[int, int]],
+    size: int,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    q_heads, kv_heads, dim = heads
+    generator = torch.Generator().manual_seed(seed)
+    context_lens = tuple(new + before for new, before in sequences)
+    keys, values, tables = paged_pool(
+        context_lens, block_size=size, kv_heads=kv_heads, head_dim=dim, dtype=dtype, generator=generator
+    )
+    batch = PagedBatch(size, tuple(new for new, _ in sequences), context_lens, tables)
+    q = torch.randn(sum(batch.query_lens), q_heads, dim, generator=generator)
+    truth = paged_attention.paged_attention(q, keys, values, batch, dim**-0.5)
+    assert_close(native.paged_attention(q, *pool_order(keys, values), batch, dim**-0.5), truth)
+
+
+def test_paged_attention_large_scores(native: Operations) -> None:
+    keys, values, tables = paged_pool(
+        [40], block_size=8, kv_heads=1, head_dim=8, dtype=torch.float32, generator=torch.Generator().manual_seed(0)
+    )
+    batch = PagedBatch(8, (4,), (40,), tables)
+    q = random(4, 1, 8) * 1000
+    truth = paged_attention.paged_attention(q, keys, values, batch, 1.0)
+    assert_close(native.paged_attention(q, *pool_order(keys, values), batch, 1.0), truth, 1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_context_threads_change_nothing(threads: int) -> None:
+    x, weight = random(70, 48), random(700, 48, seed=1)
+    one = Operations(Context(1)).linear(x, weight, None)
+    several = Operations(Context(threads))
+    for _ in range(50):
+        assert torch.equal(several.linear(x, weight, None), one)
+
+
+def kernel_threads() -> dict[str, str]:
+    """State of each thread of a context, by its number."""
+    states = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            name, state = (task / "stat").read_text().split("(", 1)[1].rsplit(") ", 1)
+            if name == "octavo-kernels":
+                states[task.name] = state[0]
+    return states
+
+
+def test_context_sleeps_between_calls() -> None:
+    context = Context(3)
+    Operations(context).linear(random(70, 48), random(700, 48, seed=1), None)
+    assert len(kernel_threads()) >= 2
+    while set(kernel_threads().values()) != {"S"}:  # the test's time limit ends what never sleeps
+        pass
+
+
+def test_context_ends_its_threads() -> None:
+    gc.collect()
+    before = kernel_threads().keys()
+    context = Context(3)
+    assert len(kernel_threads().keys() - before) == 2
+    del context
+    assert not kernel_threads().keys() - before
