@@ -35,11 +35,16 @@ struct Target {
 };
 
 // Columns of one vector, as far as the layer has them.
-inline void finish(const Linear& l, int64_t column, Vec<kLanes> sums, float* y, bool add) {
+OCTAVO_INLINE void finish(const Linear& l, int64_t column, Vec<kLanes> sums, float* y, bool add) {
+  if (column + kLanes <= l.out) {
+    if (l.bias) sums += load<kLanes>(l.bias + column);
+    if (add) sums += load<kLanes>(y + column);
+    store<kLanes>(y + column, sums);
+    return;
+  }
   float columns[kLanes];
   store<kLanes>(columns, sums);
-  const int64_t count = smaller(kLanes, l.out - column);
-  for (int64_t i = 0; i < count; i++) {
+  for (int64_t i = 0; column + i < l.out; i++) {
     const float value = columns[i] + (l.bias ? l.bias[column + i] : 0);
     y[column + i] = add ? y[column + i] + value : value;
   }
@@ -64,15 +69,9 @@ struct LinearTile {
     Sums<M, V, kLanes> sums;
     sums.clear();
     sums.add(a, b, kPanel, l.in);
-    const bool plain = !l.bias && !y.add && column + V * kLanes <= l.out;
-    for (int m = 0; m < M; m++) {
-      float* to = y.rows + (row + m) * y.stride;
+    for (int m = 0; m < M; m++)
       for (int v = 0; v < V; v++)
-        if (plain)
-          store<kLanes>(to + column + v * kLanes, sums.of[m][v]);
-        else
-          finish(l, column + v * kLanes, sums.of[m][v], to, y.add);
-    }
+        finish(l, column + v * kLanes, sums.of[m][v], y.rows + (row + m) * y.stride, y.add);
   }
 };
 

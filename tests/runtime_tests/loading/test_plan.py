@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from octavo_runtime.cli import run
 from octavo_runtime.domain import EngineConfig, SchedulerConfig
 from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights
-from octavo_runtime.loading.plan import plan_model, resolve_dtype
+from octavo_runtime.loading.plan import plan_model, resolve_dtype, storage_dtype
 from octavo_runtime.loading.spec import decoder_spec
 
 CONFIG = {
@@ -174,6 +174,22 @@ def test_plan_model_not_even_a_block(model: Path) -> None:
 )
 def test_resolve_dtype(dtype: str, device: str, stored: set[str], expected: str) -> None:
     assert resolve_dtype(dtype, device, decoder_spec(CONFIG | {"torch_dtype": "float16"}), stored) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "expected"),
+    [
+        ("float32", {"BF16"}, "bfloat16"),
+        ("float32", {"F16"}, "float16"),
+        ("float32", {"F32"}, "float32"),
+        ("float32", {"F64"}, "float32"),
+        ("float32", {"BF16", "F16"}, "float32"),  # neither holds the other
+        ("bfloat16", {"F32"}, "bfloat16"),  # asked for
+        ("float16", {"BF16"}, "float16"),
+    ],
+)
+def test_storage_dtype_loses_nothing(dtype: str, stored: set[str], expected: str) -> None:
+    assert storage_dtype(dtype, stored) == expected
 
 
 def test_plan_command_json(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
