@@ -176,7 +176,7 @@ def test_paged_attention_large_scores(native: Operations) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_context_threads_change_nothing(threads: int) -> None:
-    x, weight = random(70, 48), random(700, 48, seed=1)
+    x, weight = random(10, 48), random(5000, 48, seed=1)  # 79 items
     one = Operations(Context(1)).linear(x, weight, None)
     several = Operations(Context(threads))
     for _ in range(50):
