@@ -127,7 +127,7 @@ class _Queue:
 
     Attributes:
         backlog: requests that wait beyond what may.
-        sure: demand that chance does not explain.
+        sure: demand that chance does not explain: that of the last seconds, or the level of the last minutes.
         grows: whether the queues grow by more than chance.
     """
 
@@ -175,15 +175,16 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
     state = _average(state, demand, now)
     trend = fit((*state.points, _point(state.block, now)), now)
     waiting = sum(samples[-1].waiting for samples in usable)
+    at_once = max(0.0, demand - SURE * chance / state.rate) if state.rate > 0 else demand
     queue = _Queue(
         backlog=max(0.0, waiting - settings.target_queue * len(serving)),
-        sure=max(0.0, demand - SURE * chance / state.rate) if state.rate > 0 else demand,
+        sure=max(at_once, trend.level - trend.spread),
         grows=growth > SURE * chance,
     )
     if queue.backlog > 0:
         # A queue is no noise: what comes in now counts before a block is full, and needs no margin.
-        if queue.sure > trend.level:
-            trend = Trend(queue.sure, slope=0.0, spread=0.0, highest=0.0, span=trend.span)
+        if at_once > trend.level:
+            trend = Trend(at_once, slope=0.0, spread=0.0, highest=0.0, span=trend.span)
         trend = replace(trend, spread=0.0)
     if _has_just_begun(state, serving, now):
         level = max(trend.level, demand)
