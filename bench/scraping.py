@@ -25,7 +25,9 @@ from octavo_operator.autoscale.scrape import Scraper
 from octavo_runtime.domain.requests import FinishReason
 from octavo_runtime.server.metrics import Metrics
 
-_INTERVAL = 5.0
+INTERVAL = 5.0
+"""Seconds between two rounds."""
+
 _TARGETS = {"core_percent": 25.0}
 
 
@@ -87,7 +89,7 @@ def _serve(count: int, told: Connection) -> None:
 
 
 @contextmanager
-def _pods(count: int) -> Iterator[dict[str, str]]:
+def pods(count: int) -> Iterator[dict[str, str]]:
     """Addresses of the metrics of as many pods, by uid."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -100,11 +102,11 @@ def _pods(count: int) -> Iterator[dict[str, str]]:
         process.join()
 
 
-async def _measure(addresses: dict[str, str], rounds: int) -> dict[str, float]:
+async def measure(addresses: dict[str, str], rounds: int) -> dict[str, float]:
     """Scrapes and decides every five seconds; the first round, which connects, is not counted."""
     settings = Settings(min_replicas=1, max_replicas=2 * len(addresses))
     state = start(settings, 0.0)
-    pods = [Pod(uid, -1e4, -1e4) for uid in addresses]
+    known = [Pod(uid, -1e4, -1e4) for uid in addresses]
     scraper = Scraper()
     scraping = deciding = longest = 0.0
     for number in range(rounds + 1):
@@ -115,7 +117,7 @@ async def _measure(addresses: dict[str, str], rounds: int) -> dict[str, float]:
         assert not troubles, troubles[0]
         seen = [
             Pod(pod.uid, pod.created, pod.ready_at, sample=sample)
-            for pod in pods
+            for pod in known
             if isinstance(sample := answers[pod.uid], Sample)
         ]
         _, state = decide(settings, state, seen, len(seen), asyncio.get_running_loop().time())
@@ -124,9 +126,9 @@ async def _measure(addresses: dict[str, str], rounds: int) -> dict[str, float]:
             deciding += time.process_time() - scraped
             longest = max(longest, took)
             say(f"round {number}: {scraped - used:.3f} s of processor time, {took:.2f} s")
-        await asyncio.sleep(max(0.0, began + _INTERVAL - time.monotonic()))
+        await asyncio.sleep(max(0.0, began + INTERVAL - time.monotonic()))
     await scraper.close()
-    share = 100 / (rounds * _INTERVAL)
+    share = 100 / (rounds * INTERVAL)
     return {"core_percent": scraping * share, "deciding_core_percent": deciding * share, "longest_round_s": longest}
 
 
@@ -144,8 +146,8 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="three rounds only")
     parser.add_argument("--pods", type=int, default=500)
     options = parser.parse_args()
-    with _pods(options.pods) as addresses:
-        figures = asyncio.run(_measure(addresses, 3 if options.short else 12))
+    with pods(options.pods) as addresses:
+        figures = asyncio.run(measure(addresses, 3 if options.short else 12))
     body = exposition().decode()
     figures |= {"parsing_us": _parsing_us(body), "exposition_bytes": len(body)}
     report("scraping", figures, _TARGETS, pods=options.pods)

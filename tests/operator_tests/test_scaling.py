@@ -92,7 +92,7 @@ def test_scaling_fields_keep_what_an_earlier_operator_wrote() -> None:
         "time": "2026-01-01T00:00:00Z",
         "from": 2,
         "to": 3,
-        "reason": "2.4 replicas' worth of work come in, and it climbs to 2.9 until a new pod serves",
+        "reason": "2.4 replicas' worth of work come in, and 2.9 are expected when a new pod serves",
     }
 
 

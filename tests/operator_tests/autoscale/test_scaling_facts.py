@@ -126,4 +126,5 @@ def test_decide_fact_8_both_names_of_the_cache_count_once(names: tuple[str, ...]
     fleet.now = 5.0
     fleet.pods = [replace(pod, sample=sample) for pod in fleet.pods]
     decision = fleet.decide()
-    assert (decision.busiest, decision.replicas) == (pytest.approx(0.95 * 0.9 / 0.8), 3)
+    assert decision.busiest == pytest.approx(0.95 * 0.9 / 0.8)
+    assert decision.replicas == 3

@@ -86,7 +86,7 @@ def because(decision: Decision) -> str:
         case Verdict.DEMAND:
             return f"{demand} come in"
         case Verdict.TREND:
-            return f"{demand} come in, and it climbs to {decision.expected:.1f} until a new pod serves"
+            return f"{demand} come in, and {decision.expected:.1f} are expected when a new pod serves"
         case Verdict.BACKLOG:
             return f"{demand} come in, and {decision.backlog:.0f} requests wait beyond what may"
         case Verdict.ENOUGH:
