@@ -71,10 +71,10 @@ FULL = 0.95
 """The load that replicas are planned for. Queueing makes the rest useless where requests come at random."""
 
 MARGIN = 2.0
-"""Standard deviations of demand that are planned for, but no more than the highest that was seen..."""
+"""Standard deviations of demand that are planned for, but no further than the highest that was seen..."""
 
-PROMPT_SECONDS = 60.0
-"""... where a pod starts within this time; otherwise as many times more as it takes longer."""
+BEYOND_SECONDS = 120.0
+"""... and as far again for each time as long as this that a pod takes to start."""
 
 DRAIN_SECONDS = (30.0, 120.0)
 """In which time a backlog shall be gone at least and at most; between the two, while a pod starts."""
@@ -95,6 +95,7 @@ class State:
         ended: requests that ended of late.
         worked: replicas' worth of seconds that were spent on them.
         startup: seconds from a pod's creation until it serves.
+        since: from when on pods have served; minus infinity if they did at the first look, None if none has yet.
         demand: at the decision before.
         settled_at: from when on demand is measured, after a pod has joined.
         block: (begin, sum, count) of the demands of the present block.
@@ -105,6 +106,7 @@ class State:
     started: float
     decided: float
     startup: float
+    since: float | None = None
     seen: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
     curve: ServiceCurve = field(default_factory=ServiceCurve)
     ended: float = 0.0
@@ -186,7 +188,7 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         if at_once > trend.level:
             trend = Trend(at_once, slope=0.0, spread=0.0, highest=0.0, span=trend.span)
         trend = replace(trend, spread=0.0)
-    if _has_just_begun(state, serving, now):
+    if _has_just_begun(state, now):
         level = max(trend.level, demand)
         trend = replace(trend, level=level, slope=level / DOUBLING_SECONDS, span=DOUBLING_SECONDS)
     needed = _needed(settings, trend, queue, state)
@@ -226,7 +228,7 @@ def _unless(verdict: Verdict, result: int, desired: int) -> Verdict:
     return verdict if result == desired else Verdict.OUT_OF_BOUNDS
 
 
-def _remember(settings: Settings, state: State, serving: Iterable[Pod], now: float) -> State:
+def _remember(settings: Settings, state: State, serving: Sequence[Pod], now: float) -> State:
     """Takes in the samples, and what they say of the curve and of the rate."""
     elapsed = now - state.decided
     curve = state.curve.age(elapsed)
@@ -256,6 +258,9 @@ def _remember(settings: Settings, state: State, serving: Iterable[Pod], now: flo
             curve = curve.see(min(1.0, running / settings.slots), running * span / generated)
         ended += sample.finished - last.finished
         worked += span * (_load(settings, curve, sample) + _load(settings, curve, last)) / 2
+    since = state.since
+    if since is None and serving:
+        since = now if state.wanted else -math.inf
     kept = math.exp(-worked / RATE_SECONDS)
     startup = median(startups) if startups else state.startup
     return replace(
@@ -264,6 +269,7 @@ def _remember(settings: Settings, state: State, serving: Iterable[Pod], now: flo
         seen=seen,
         curve=curve,
         startup=startup,
+        since=since,
         ended=kept * state.ended + ended,
         worked=kept * state.worked + worked,
     )
@@ -311,10 +317,9 @@ def _growth(usable: Iterable[Sequence[Sample]]) -> tuple[float, float]:
     return growth, math.sqrt(variance)
 
 
-def _has_just_begun(state: State, serving: Iterable[Pod], now: float) -> bool:
-    """Whether nobody knows where demand goes. Who has just begun to decide for pods that are older does not count."""
-    served = max(now - pod.ready_at for pod in serving if pod.ready_at is not None)
-    return served < TREND_SECONDS and len(state.points) < LEAST_POINTS
+def _has_just_begun(state: State, now: float) -> bool:
+    """Whether the service has, so that nobody knows where demand goes; a new leader has, but the service has not."""
+    return state.since is not None and now - state.since < TREND_SECONDS and len(state.points) < LEAST_POINTS
 
 
 def _expected(trend: Trend, state: State) -> float:
@@ -326,7 +331,7 @@ def _expected(trend: Trend, state: State) -> float:
 
 def _margin(trend: Trend, state: State) -> float:
     """What demand may vary by until a pod that is created now serves."""
-    return min(MARGIN * trend.spread, trend.highest * max(1.0, state.startup / PROMPT_SECONDS))
+    return min(MARGIN * trend.spread, trend.highest * (1 + state.startup / BEYOND_SECONDS))
 
 
 def _needed(settings: Settings, trend: Trend, queue: _Queue, state: State, *, silent: int = 0) -> int:
@@ -335,19 +340,24 @@ def _needed(settings: Settings, trend: Trend, queue: _Queue, state: State, *, si
     with_backlog = queue.sure + _extra(queue, state) if queue.backlog > 0 else 0.0
     if silent:
         demand += silent * max(1.0, FULL / settings.target_cache)
-        with_backlog = max(with_backlog, demand + max(1.0, demand / 10))
+        with_backlog = demand + _most_extra(demand)
     # What is kept free of a full load is there to work a backlog off, too.
     return _replicas(max(demand / FULL, with_backlog))
 
 
 def _extra(queue: _Queue, state: State) -> float:
     """Replicas that work a backlog off."""
-    most = max(1.0, queue.sure / 2)
+    most = _most_extra(queue.sure)
     if state.rate <= 0:  # it may be anything
         return most
     least_seconds, most_seconds = DRAIN_SECONDS
     seconds = min(max(least_seconds, state.startup), most_seconds)
     return min(most, max(queue.backlog / (state.rate * seconds), 1.0 if queue.grows else 0.0))
+
+
+def _most_extra(demand: float) -> float:
+    """Replicas that any backlog gets at most."""
+    return max(1.0, demand / 2)
 
 
 def _replicas(demand: float) -> int:
