@@ -124,7 +124,9 @@ def test_decide_queue_counts_at_once() -> None:
 def test_decide_jump_is_answered_as_a_whole_at_the_first_sample_that_shows_it() -> None:
     fleet = Fleet(2)
     fleet.steps(20, share_of(0.5))
-    assert fleet.step(1.0, waiting=1.5 * 5 * RATE).replicas in {5, 6}  # two that run, three that wait
+    decision = fleet.step(1.0, waiting=1.5 * 5 * RATE)
+    assert decision.replicas in {5, 6}  # two that run, three that wait
+    assert decision.demand > 3
 
 
 def test_decide_growth_that_may_be_chance_does_not_count_at_once() -> None:
