@@ -35,7 +35,7 @@ from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.digest import digest
 from octavo_operator.core.events import ready_event, scale_event
 from octavo_operator.core.observed import ClaimPhase, Observed
-from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
+from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, recall, remember
 from octavo_operator.core.pods import told_plan
 from octavo_operator.core.privileges import account_refusal, refusal
 from octavo_operator.core.revision import Pinned, label_of, pin
@@ -81,7 +81,7 @@ class Outcome:
 class _Memory:
     """What is remembered about one InferenceService between looks."""
 
-    applied: dict[Kind, Applied] = field(default_factory=dict)
+    applied: dict[Kind, Applied]
     repairs: dict[Kind, deque[float]] = field(default_factory=dict)
     taken: set[Kind] = field(default_factory=set)
     claim: tuple[str, ClaimPhase, float] | None = None
@@ -132,7 +132,9 @@ class Reconciler:
             self._autoscaler.forget(key)
             return Outcome()
         try:
-            return await self._follow(key, observed, self._memories.setdefault(key, _Memory()))
+            if key not in self._memories:
+                self._memories[key] = _Memory(recall(observed.service))
+            return await self._follow(key, observed, self._memories[key])
         except Gone:
             # Deleted under us, or its namespace is terminating: the watch will tell, if it has not yet.
             return Outcome()
@@ -165,6 +167,7 @@ class Reconciler:
             service,
             present,
             desired=desired,
+            applied=memory.applied,
             problems=problems,
             pending=pinned.pending,
             claim=claim,
@@ -290,7 +293,7 @@ class Reconciler:
             if repeats:
                 # Only what was done counts: attempts while the API server is away are nobody's contest.
                 memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE)).append(self._monotonic())
-            repaired = repair(manifest, observed, answer, before)
+            repaired = repair(manifest, observed, answer, repeats=repeats)
             made = () if repeats else decisions.get(kind, ())
             memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
         return problems
