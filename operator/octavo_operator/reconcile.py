@@ -84,7 +84,6 @@ class _Memory:
     applied: dict[Kind, Applied]
     repairs: dict[Kind, deque[float]] = field(default_factory=dict)
     taken: set[Kind] = field(default_factory=set)
-    claim: tuple[str, ClaimPhase, float] | None = None
     account: tuple[str, Cause | None, float] | None = None
     waiting_since: float | None = None
     stall: Stall | None = None
@@ -117,6 +116,8 @@ class Reconciler:
         self._now = now
         self._monotonic = monotonic
         self._memories: dict[Key, _Memory] = {}
+        self._claims: dict[Key, tuple[ClaimPhase, float]] = {}
+        """By (namespace, name): the phase, and until when it is taken to be that."""
 
     async def reconcile(self, key: Key) -> Outcome:
         """Looks at one InferenceService and does what is missing.
@@ -150,7 +151,6 @@ class Reconciler:
             patience = self._patience(memory, waits=memory.account is not None)
             return await self._refuse(observed, refused, patience)
         self._autoscaler.follow(service)
-        claim = await self._claim_phase(service, memory)
         pinned = pin(service, observed, self._render)
         label = label_of(pinned.template)
         pods = replicas_of(observed.pods, label, self._now())
@@ -160,6 +160,7 @@ class Reconciler:
         decisions = deployment_decisions(service, observed, pinned, step, pods)
         problems = await self._pin(pinned, memory)
         problems += await self._apply(desired, observed, memory, {DEPLOYMENT: decisions})
+        claim = await self._claim_phase(service)
         present = self._store.observe(key)
         if present is None or present.service["metadata"]["uid"] != service.uid:
             return Outcome()
@@ -362,18 +363,20 @@ class Reconciler:
         memory.account = (name, cause, now)
         return cause
 
-    async def _claim_phase(self, service: InferenceService, memory: _Memory) -> ClaimPhase | None:
+    async def _claim_phase(self, service: InferenceService) -> ClaimPhase | None:
+        """The state of the claim that holds the model, read once for all objects that share it."""
         if service.claim is None:
             return None
-        now = self._monotonic()
-        if memory.claim is not None:
-            name, phase, read_at = memory.claim
+        now, key = self._monotonic(), (service.namespace, service.claim)
+        phase, fresh_until = self._claims.get(key, (ClaimPhase.MISSING, now))
+        if now >= fresh_until:
+            claim = await self._port.get(CLAIM, *key)
+            phase = (
+                ClaimPhase(claim.get("status", {}).get("phase", ClaimPhase.PENDING)) if claim else ClaimPhase.MISSING
+            )
             fresh = FRESH_SECONDS if phase is ClaimPhase.BOUND else POLL_SECONDS[0] / 2
-            if name == service.claim and now - read_at < fresh:
-                return phase
-        claim = await self._port.get(CLAIM, service.namespace, service.claim)
-        phase = ClaimPhase(claim.get("status", {}).get("phase", ClaimPhase.PENDING)) if claim else ClaimPhase.MISSING
-        memory.claim = (service.claim, phase, now)
+            known = {one: told for one, told in self._claims.items() if now < told[1]}
+            self._claims = known | {key: (phase, now + fresh)}
         return phase
 
     def _patience(self, memory: _Memory, *, waits: bool) -> float | None:

@@ -202,6 +202,8 @@ async def test_reconcile_bound_claim_is_not_read_each_time(world: World) -> None
     await world.look()
     world.cluster.fail_on("get", CLAIM, Unavailable("must not be read"))
     await world.look()
+    world.cluster.put(inference_service("other"))  # it has its model in the same claim
+    await world.reconciler.reconcile(("default", "other"))
     world.seconds += 61
     with pytest.raises(Unavailable):
         await world.look()

@@ -83,7 +83,7 @@ async def test_reconcile_takes_over_nothing_that_replaced_its_child(world: World
 @pytest.mark.parametrize("error", [Unavailable("down"), Stale("changed")], ids=["outage", "conflict"])
 async def test_reconcile_outage_at_any_request_heals(world: World, error: Exception) -> None:
     requests: list[tuple[str, Any]] = [
-        ("get", CLAIM), ("apply", REVISION), ("apply", SERVICE), ("apply", DEPLOYMENT),
+        ("apply", REVISION), ("apply", SERVICE), ("apply", DEPLOYMENT), ("get", CLAIM),
         ("apply_status", INFERENCE_SERVICE),
     ]  # fmt: skip
     for method, kind in requests:

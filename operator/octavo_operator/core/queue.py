@@ -6,6 +6,8 @@ A key stands for "look again", so that ten events before a look need one look. W
 - a key is handed to one worker at a time; news about it meanwhile makes it ready once more when the worker is done;
 - an `add` is followed by a `take` of that key: nothing is lost;
 - an edit by a user overtakes the burst (`urgent`); each lane is first in, first out;
+- while edits come, the others are handed out one at a time: what a burst of new objects writes is what the API server
+  would be busy with when the edit is written. One at a time is nearly as fast for them, and they never stand still;
 - a failing key waits longer each time, up to `max_delay`, and news about it does not wait. A look that news brought
   and that fails again before the wait is over neither lengthens nor restarts the wait: else a pod that is starting,
   with its many events, would make an object wait for minutes.
@@ -20,6 +22,9 @@ __all__ = ["WorkQueue"]
 
 K = TypeVar("K", bound=Hashable)
 
+CALM_SECONDS = 1.0
+"""For how long after an edit the others give way: edits come in series."""
+
 
 class WorkQueue(Generic[K]):
     """A de-duplicating queue with two lanes and per-key backoff. Times are seconds on any monotonic clock."""
@@ -29,7 +34,8 @@ class WorkQueue(Generic[K]):
         self._max_delay = max_delay
         self._urgent: dict[K, None] = {}
         self._ready: dict[K, None] = {}
-        self._active: set[K] = set()
+        self._active: dict[K, bool] = {}
+        self._calm_at = 0.0
         self._again: dict[K, bool] = {}
         self._due: dict[K, float] = {}
         self._timers: list[tuple[float, int, K]] = []
@@ -101,32 +107,38 @@ class WorkQueue(Generic[K]):
             if not self._is_stale(timer):
                 del self._due[timer[2]]
                 self.add(timer[2])
-        for lane in (self._urgent,) if urgent_only else (self._urgent, self._ready):
+        gives_way = now < self._calm_at and not all(self._active.values())
+        for lane in (self._urgent,) if urgent_only or gives_way else (self._urgent, self._ready):
             for key in lane:
                 del lane[key]
                 self._due.pop(key, None)
-                self._active.add(key)
+                self._active[key] = lane is self._urgent
+                if lane is self._urgent:
+                    self._calm_at = now + CALM_SECONDS
                 return key
         return None
 
     def done(self, key: K) -> None:
         """Takes a key back from its worker."""
-        self._active.remove(key)
+        del self._active[key]
         again = self._again.pop(key, None)
         if again is not None:
             self.add(key, urgent=again)
 
-    def next_due(self) -> float | None:
-        """When `take` may have something that it has not now; None when only an `add` can bring it."""
+    def next_due(self, now: float) -> float | None:
+        """When `take` may have something that it has not now; None when only an `add` or a `done` can bring it."""
         while self._timers and self._is_stale(self._timers[0]):
             heappop(self._timers)
-        return self._timers[0][0] if self._timers else None
+        dues = [self._timers[0][0]] if self._timers else []
+        if self._ready and now < self._calm_at:
+            dues.append(self._calm_at)
+        return min(dues, default=None)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the structure contradicts itself."""
         assert not self._urgent.keys() & self._ready.keys()
-        assert not self._active & (self._urgent.keys() | self._ready.keys())
-        assert self._again.keys() <= self._active
+        assert not self._active.keys() & (self._urgent.keys() | self._ready.keys())
+        assert self._again.keys() <= self._active.keys()
         assert self._retry_at.keys() == self._failures.keys()
         assert all(any(timer == (due, timer[1], key) for timer in self._timers) for key, due in self._due.items())
 
