@@ -70,10 +70,12 @@ class Outcome:
 
     Attributes:
         failed: whether something was refused; look again after a backoff.
+        edited: whether an answer brought an edit, whose event will be no news any more; look again at once.
         look_again_after: seconds after which to look again all the same, or None.
     """
 
     failed: bool = False
+    edited: bool = False
     look_again_after: float | None = None
 
 
@@ -183,10 +185,10 @@ class Reconciler:
             self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
             seconds_until_overdue(present.pods, self._now()),
             step.look_again_after,
-            edited,
         )
         return Outcome(
             failed=any(problem.reason is not Reason.NAME_TAKEN for problem in problems),
+            edited=edited,
             look_again_after=min((due for due in dues if due is not None), default=None),
         )
 
@@ -342,9 +344,7 @@ class Reconciler:
     async def _refuse(self, observed: Observed, cause: Cause, look_again_after: float | None = None) -> Outcome:
         """Applies nothing of an object, not even what would be allowed: what runs goes on as it is."""
         edited = await self._write_status(observed, refused_status(observed.service, cause, self._now()))
-        return Outcome(
-            look_again_after=min((due for due in (edited, look_again_after) if due is not None), default=None)
-        )
+        return Outcome(edited=edited, look_again_after=look_again_after)
 
     async def _refusal(self, service: InferenceService, memory: _Memory) -> Cause | None:
         """Why nothing of an object may be applied; None when it may."""
@@ -390,14 +390,10 @@ class Reconciler:
         first, most = POLL_SECONDS
         return min(most, first + (now - memory.waiting_since) / 10)
 
-    async def _write_status(self, observed: Observed, status: Manifest) -> float | None:
-        """Writes a status that differs.
-
-        Returns:
-            When to look again: at once when the answer brought an edit, since its event will be no news any more.
-        """
+    async def _write_status(self, observed: Observed, status: Manifest) -> bool:
+        """Writes a status that differs; whether the answer brought an edit."""
         if is_written(status, observed.service):
-            return None
+            return False
         metadata = observed.service["metadata"]
         manifest = {
             "apiVersion": INFERENCE_SERVICE.api_version,
@@ -413,7 +409,7 @@ class Reconciler:
             event = event_of(observed.service, status, self._now())
             if event is not None:
                 await self._announce(event)
-        return None if _wish(answer) == _wish(observed.service) else 0.0
+        return _wish(answer) != _wish(observed.service)
 
     async def _announce(self, event: Manifest) -> None:
         """Writes an Event, as far as it can be written: it is told for people, and nothing depends on it."""

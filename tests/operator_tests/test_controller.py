@@ -271,6 +271,25 @@ async def test_run_creates_one_at_a_time_while_edits_come(cluster: FakeCluster) 
         assert most == 1
 
 
+@pytest.mark.parametrize("failed", [False, True])
+async def test_run_edit_that_an_answer_brought_overtakes_the_burst_and_waits_for_no_backoff(failed: bool) -> None:
+    looks: list[str] = []
+
+    async def look(key: Key) -> Outcome:
+        looks.append(key[1])
+        return Outcome(failed=failed, edited=looks == ["edited"])
+
+    controller = Controller(FakeCluster(), Store(), look, Metrics(), workers=1)
+    for name in ("edited", "burst-1", "burst-2"):
+        controller.look_at(("default", name))
+    task = asyncio.create_task(controller.run())
+    await until(lambda: len(looks) == 4)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert looks == ["edited", "edited", "burst-1", "burst-2"]
+
+
 async def test_on_event_children_that_go_with_their_owner_are_no_outage(cluster: FakeCluster) -> None:
     operator = Operator(cluster)
     async with running(operator):

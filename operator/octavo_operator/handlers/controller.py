@@ -50,7 +50,7 @@ class Controller:
         look: the reconciler's look at one key.
         metrics: counters.
         namespaces: the namespaces to list; none means all.
-        workers: how many looks run at once; one more is for edits alone.
+        workers: how many looks run at once; as many again are for edits alone.
         resync_seconds: time between complete lists.
         turn: set when the workers may begin; until then they only learn what there is. None: at once.
     """
@@ -142,8 +142,8 @@ class Controller:
             tasks.create_task(self._list_forever(), name="complete lists")
             for number in range(self._workers):
                 tasks.create_task(self._work(), name=f"worker {number}")
-            # An edit overtakes a burst in the queue; it shall not wait for the looks that are under way either.
-            tasks.create_task(self._work(urgent_only=True), name="worker for edits")
+                # An edit overtakes a burst in the queue; it shall not wait for the looks that are under way either.
+                tasks.create_task(self._work(urgent_only=True), name=f"worker {number} for edits")
 
     def _add(self, keys: Iterable[Key], *, urgent: bool = False) -> None:
         for key in sorted(keys):  # sets have another order in each process, and a run must be repeatable
@@ -232,6 +232,8 @@ class Controller:
             logger.exception("%s: a look failed", name)
             self._back_off(key)
         else:
+            if outcome.edited:
+                self._add([key], urgent=True)
             if outcome.failed:
                 self._back_off(key)
                 return
