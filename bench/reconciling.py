@@ -37,6 +37,7 @@ def targets(sizes: Sizes) -> dict[str, Target]:
         f"reconciled_{sizes.large}_vs_ceiling": 1.4,
         "event_to_apply_p99_s": 0.15,
         "event_to_apply_under_burst_p99_s": 0.15,
+        "event_to_apply_under_burst_vs_floor": 1.5,
         "event_to_apply_lost": 0,
         "event_to_apply_under_burst_lost": 0,
         "steady_writes_per_min": 0,
