@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from math import inf
 
 import pytest
 from hypothesis import strategies as st
@@ -19,8 +20,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.unseen: set[int] = set()
         self.edited: set[int] = set()
         self.due: dict[int, float] = {}
-        self.active: dict[int, bool] = {}
-        self.calm_at = 0.0
+        self.active: dict[int, float | None] = {}
+        self.edited_at = -inf
 
     @rule(key=KEYS, urgent=st.booleans())
     def add(self, key: int, urgent: bool) -> None:
@@ -48,8 +49,8 @@ class QueueMachine(RuleBasedStateMachine):
         ripe = {key for key, due in self.due.items() if due <= self.now}
         candidates = (self.unseen | ripe) - self.active.keys()
         edits = candidates & self.edited
-        if not edits and self.now < self.calm_at and not all(self.active.values()):
-            candidates = set()  # one of the others at a time, while edits come
+        if not edits and self.now < self.others_at():
+            candidates = set()
         self.unseen |= ripe
         for key in ripe:
             del self.due[key]
@@ -60,9 +61,14 @@ class QueueMachine(RuleBasedStateMachine):
             self.unseen.remove(taken)
             self.edited.discard(taken)
             self.due.pop(taken, None)
-            self.active[taken] = bool(edits)
+            self.active[taken] = None if edits else self.now
             if edits:
-                self.calm_at = self.now + CALM_SECONDS
+                self.edited_at = self.now
+
+    def others_at(self) -> float:
+        """Another one goes on when the last edit, or the last of the others that is under way, is a second old."""
+        others = [since for since in self.active.values() if since is not None]
+        return min(self.edited_at, max(others)) + CALM_SECONDS if others else -inf
 
     @precondition(lambda self: self.active)
     @rule(data=st.data())
@@ -73,8 +79,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def next_due_is_the_earliest(self) -> None:
-        others_wait = self.now < self.calm_at and self.unseen - self.active.keys() - self.edited
-        dues = [*self.due.values(), *([self.calm_at] if others_wait else [])]
+        others_wait = self.now < self.others_at() and self.unseen - self.active.keys() - self.edited
+        dues = [*self.due.values(), *([self.others_at()] if others_wait else [])]
         assert self.queue.next_due(self.now) == min(dues, default=None)
 
     @invariant()
@@ -109,6 +115,17 @@ def test_take_hands_out_the_others_one_at_a_time_while_edits_come() -> None:
     assert [queue.take(0.0), queue.take(0.0)] == ["c", None]
     assert queue.next_due(0.0) == CALM_SECONDS
     assert queue.take(CALM_SECONDS) == "d"
+
+
+def test_take_does_not_wait_for_one_that_hangs_while_edits_come() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for key in ("hangs", "a", "b"):
+        queue.add(key)
+    assert queue.take(0.0) == "hangs"
+    queue.add("edited", urgent=True)
+    assert [queue.take(0.75), queue.take(0.75)] == ["edited", None]
+    assert queue.next_due(0.75) == CALM_SECONDS
+    assert [queue.take(CALM_SECONDS), queue.take(CALM_SECONDS)] == ["a", None]
 
 
 def test_take_urgent_only_leaves_the_others_to_the_next() -> None:
