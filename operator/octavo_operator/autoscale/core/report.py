@@ -1,10 +1,12 @@
 """What the autoscaler tells of one InferenceService, for its status."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from octavo_operator.autoscale.core.values import Decision, Verdict
 
-__all__ = ["Load", "Report", "Scaled", "because", "worth_telling"]
+__all__ = ["Load", "Report", "Scaled", "because", "stored_load", "worth_telling"]
 
 TELL_SECONDS = 60.0
 TELL_POINTS = 10
@@ -63,6 +65,13 @@ class Report:
     scaled: Scaled | None
     rivalled: bool
     trouble: str
+
+
+def stored_load(status: Mapping[str, Any]) -> Load | None:
+    """The load that an InferenceService's status tells, an earlier operator's included; None when it tells none."""
+    if "cacheUsage" not in status or "queueLength" not in status:
+        return None
+    return Load(status["cacheUsage"], status["queueLength"])
 
 
 def worth_telling(told: Load | None, told_at: float, load: Load, now: float) -> bool:
