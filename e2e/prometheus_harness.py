@@ -18,7 +18,7 @@ from operator_harness import Kubectl, cluster_entry, eventually, fetch, free_por
 
 __all__ = ["CONFIGURATION", "RULES", "Alert", "Prometheus", "running_prometheus"]
 
-CONFIGURATION = REPOSITORY / "examples" / "prometheus.yaml"
+CONFIGURATION = REPOSITORY / "examples" / "monitoring" / "prometheus.yaml"
 RULES = REPOSITORY / "charts" / "octavo" / "alerts.yaml"
 
 

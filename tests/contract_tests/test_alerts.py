@@ -63,7 +63,7 @@ def test_page_explains_no_other_alert() -> None:
 def test_scraping_finds_the_pods_as_they_are_made() -> None:
     """The label of managed-by, the container, its port, and the label that names the InferenceService."""
     label = re.sub(r"\W", "_", OWNER_LABEL)
-    for file in ("examples/prometheus.yaml", "charts/octavo/templates/monitoring.yaml"):
+    for file in ("examples/monitoring/prometheus.yaml", "charts/octavo/templates/monitoring.yaml"):
         text = (REPOSITORY / file).read_text()
         assert re.search(rf"{MANAGED_BY}(=|: ){OPERATOR}\b", text)
         assert f"regex: {SERVER};{PORT}\n" in text
