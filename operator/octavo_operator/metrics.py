@@ -1,8 +1,18 @@
 """The operator's own metrics, in one place. docs/operations.md documents each."""
 
+from collections.abc import Callable, Iterable, Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from octavo_operator.api.conditions import ConditionType
+from octavo_operator.api.names import Manifest, key_of
 
 __all__ = ["Metrics"]
+
+PUBLISHED = (ConditionType.READY, ConditionType.SCALING_ACTIVE)
+"""Conditions that alerts are about. With all of them a scrape would hold the event loop for three times as long."""
 
 
 class Metrics:
@@ -49,3 +59,44 @@ class Metrics:
         self.leader = Gauge(
             "octavo_operator_leader", "Whether this operator leads (1) or stands by (0).", registry=self.registry
         )
+        # A counter that appears with its first failure hides it from `increase`.
+        for outcome in ("done", "waiting", "failed"):
+            self.reconciles.labels(outcome)
+        for outcome in ("ok", "failed"):
+            self.scrapes.labels(outcome)
+
+    def tell_of(self, services: Callable[[], Iterable[Manifest]]) -> None:
+        """Publishes what the status of each InferenceService says.
+
+        Args:
+            services: all of them, read at each scrape.
+        """
+        self.registry.register(_Services(services))
+
+
+class _Services(Collector):
+    """The statuses of the InferenceServices, so that alerts need nothing but the operator's metrics."""
+
+    def __init__(self, services: Callable[[], Iterable[Manifest]]) -> None:
+        self._services = services
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        object_labels = ["namespace", "inferenceservice"]
+        conditions = GaugeMetricFamily(
+            "octavo_operator_condition",
+            "Conditions Ready and ScalingActive of the InferenceServices: 1 when True, 0 when False, absent when Unknown.",
+            labels=[*object_labels, "type", "reason"],
+        )
+        ready = GaugeMetricFamily(
+            "octavo_operator_ready_replicas", "Pods of the InferenceServices that answer.", labels=object_labels
+        )
+        for service in self._services():
+            key, status = key_of(service), service.get("status", {})
+            for condition in status.get("conditions", ()):
+                if condition["type"] in PUBLISHED and condition["status"] != "Unknown":
+                    labels = [*key, condition["type"], condition["reason"]]
+                    conditions.add_metric(labels, condition["status"] == "True")
+            if "readyReplicas" in status:
+                ready.add_metric(key, status["readyReplicas"])
+        yield conditions
+        yield ready

@@ -22,6 +22,7 @@ def test_module_key_follows_the_files_that_decide_the_build(tmp_path: Path) -> N
     keys.append(binaries.module_key(tmp_path))
     (tmp_path / "main.go").rename(tmp_path / "other.go")
     keys.append(binaries.module_key(tmp_path))
+    keys.append(binaries.module_key(tmp_path, "some_tag"))
     assert len(set(keys)) == len(keys)
 
 
@@ -67,11 +68,12 @@ def test_kubernetes_module_pins_one_version_throughout() -> None:
     assert all(target == name and version == library for name, target, version in replaced)
 
 
-@pytest.mark.parametrize("program", [*binaries.PROGRAMS, binaries.KWOK], ids=lambda program: program.name)
+@pytest.mark.parametrize(
+    "program", [*binaries.PROGRAMS, binaries.KWOK, *binaries.PROMETHEUS], ids=lambda program: program.name
+)
 def test_program_has_a_module_with_sums(program: binaries.Program) -> None:
-    module = binaries.FOLDER / program.name
-    go_mod = (module / "go.mod").read_text()
+    go_mod = (program.module / "go.mod").read_text()
     if "require" in go_mod:
-        assert (module / "go.sum").exists()
+        assert (program.module / "go.sum").exists()
     if program.package != ".":
-        assert f"tool {program.package}\n" in go_mod
+        assert re.search(rf"^(tool |\t){re.escape(program.package)}$", go_mod, re.MULTILINE)

@@ -100,6 +100,21 @@ async def test_run_serves_what_was_there_and_what_comes(cluster: FakeCluster) ->
         await until(lambda: len(cluster.all(SERVICE)) == 2)
 
 
+async def test_metrics_tell_the_statuses_that_are_known(cluster: FakeCluster) -> None:
+    cluster.put(inference_service(**LOCAL))
+    operator = Operator(cluster)
+    labels = {"namespace": "default", "inferenceservice": "chat"}
+
+    def sample(name: str, **more: str) -> float | None:
+        return operator.metrics.registry.get_sample_value(f"octavo_operator_{name}", labels | more)
+
+    async with running(operator):
+        await until(lambda: sample("condition", type="Ready", reason="Starting") == 0)
+        assert sample("ready_replicas") == 0
+        cluster.delete(INFERENCE_SERVICE, KEY)
+        await until(lambda: sample("ready_replicas") is None)
+
+
 async def test_run_looks_at_an_edit_while_every_worker_is_busy(cluster: FakeCluster) -> None:
     cluster.put(inference_service(**LOCAL))
     operator = Operator(cluster)

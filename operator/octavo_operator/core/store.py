@@ -13,6 +13,7 @@ few are looked at in any second.
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -129,6 +130,10 @@ class Store:
         """One object, or None."""
         kept = self._objects[kind].get(key)
         return kept.parsed() if kept else None
+
+    def all(self, kind: Kind) -> Iterator[Manifest]:
+        """All objects of a kind."""
+        return (kept.parsed() for kept in self._objects[kind].values())
 
     def generation(self, kind: Kind, key: Key) -> int | None:
         """The generation of an object that is known; None for one that is not, or that has none."""

@@ -84,6 +84,7 @@ class Controller:
         metrics.queue_depth.set_function(self._depth)
         for kind in WATCHED:
             metrics.objects.labels(kind.kind).set_function(partial(store.count, kind))
+        metrics.tell_of(partial(store.all, INFERENCE_SERVICE))
 
     @property
     def is_ready(self) -> bool:
