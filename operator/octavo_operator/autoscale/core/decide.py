@@ -80,8 +80,8 @@ class State:
         ended: requests that ended of late.
         worked: replicas' worth of seconds that were spent on them.
         startup: seconds from a pod's creation until it serves.
-        demand: at the decision before.
         settled_at: from when on demand is measured, after a pod has joined.
+        demand: at the decision before.
         block: (begin, sum, count) of the demands of the present block.
         points: mean demand of the blocks before.
         wanted: (time, replicas) of the last minutes, those left out that a later one exceeds.
@@ -90,12 +90,12 @@ class State:
     started: float
     decided: float
     startup: float
+    settled_at: float
     seen: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
     curve: ServiceCurve = field(default_factory=ServiceCurve)
     ended: float = 0.0
     worked: float = 0.0
     demand: float = 0.0
-    settled_at: float = -math.inf
     block: tuple[float, float, int] = (0.0, 0.0, 0)
     points: tuple[Point, ...] = ()
     wanted: tuple[tuple[float, int], ...] = ()
@@ -108,7 +108,7 @@ class State:
 
 def start(settings: Settings, now: float) -> State:
     """The state of who begins to decide."""
-    return State(started=now, decided=now, startup=settings.startup)
+    return State(started=now, decided=now, startup=settings.startup, settled_at=now)
 
 
 def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, now: float) -> tuple[Decision, State]:

@@ -1,0 +1,139 @@
+"""`octavo-operator replay` as it is typed, on recordings of a surge that one pod could not take."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from octavo_operator.autoscale.core.decide import decide, start
+from octavo_operator.autoscale.core.recording import VERSION, Heading, Round, line_of
+from octavo_operator.autoscale.core.ring import Ring
+from octavo_operator.autoscale.core.values import Pod, Sample, Settings
+from octavo_operator.replay import main
+from tests.operator_tests.conftest import GoldenScreen
+
+SETTINGS = Settings(min_replicas=1, max_replicas=3, slots=16, stabilization=60.0)
+BEGAN = datetime(2026, 12, 1, 12, tzinfo=UTC)
+
+
+def surge() -> list[bytes]:
+    """Five minutes: a pod is half busy, is flooded for two minutes, gets two more after one, and is idle again."""
+    ring, state, desired, now = Ring(), start(SETTINGS, -600.0), 1, 0.0
+    finished = dict.fromkeys(range(3), 0.0)
+    queue = 0.0
+    for number in range(60):
+        now = 5.0 * number
+        comes = 1.0 if 60 <= now < 180 else 0.1  # requests a second
+        serving = desired if now >= 120 else 1
+        queue = max(0.0, queue + 5 * (comes - 0.4 * serving))
+        running = 16.0 if queue else 16 * comes / (0.4 * serving)
+        pods = []
+        for pod in range(serving):
+            finished[pod] += 2.0 if queue else 5 * comes / serving
+            sample = Sample(now, running, queue / serving, running / 20, finished[pod], finished[pod] * 100, 0.0)
+            pods.append(Pod(f"uid-{pod}", 40.0 * pod, 60.0 * pod, sample=sample))
+        before = state
+        decision, state = decide(SETTINGS, before, pods, desired, now)
+        made = Round(BEGAN + timedelta(seconds=now), now, True, desired, SETTINGS, tuple(pods), decision, None)
+        ring.add(made, before, 2**20)
+        desired = decision.replicas
+    return [line_of(Heading(VERSION, "team-a", "chat", "0.1.0")), *b"".join(ring.text()).splitlines(keepends=True)]
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    path = tmp_path / "chat.jsonl"
+    path.write_bytes(b"".join(surge()))
+    return path
+
+
+def test_main_same_settings_give_the_same_decisions(
+    recording: Path, golden_screen: GoldenScreen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(recording)]) == 0
+    golden_screen("replay", capsys.readouterr().out.rstrip("\n"))
+
+
+def test_main_set_shows_both_side_by_side(
+    recording: Path, golden_screen: GoldenScreen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(recording), "--set", "maxReplicas=20", "--set", "targetCacheUsage=40"]) == 0
+    golden_screen("replay-set", capsys.readouterr().out.rstrip("\n"))
+
+
+def test_main_all_has_a_line_for_each_decision(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(recording), "--all"]) == 0
+    *_, table = capsys.readouterr().out.split("\n\n")
+    assert len(table.splitlines()) == 1 + 60
+
+
+def test_main_reads_the_input(recording: Path) -> None:
+    command = [sys.executable, "-m", "octavo_operator", "replay", "-"]
+    with recording.open() as given:
+        done = subprocess.run(command, stdin=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "each came out as it was recorded, bit for bit" in done.stdout
+
+
+def test_main_another_decision_is_a_no_with_the_first_difference(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = recording.read_text().splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if '"replicas":3' in line)
+    lines[at] = lines[at].replace('"replicas":3', '"replicas":2')
+    recording.write_text("".join(lines))
+    assert main([str(recording)]) == 1
+    told = capsys.readouterr().out
+    assert f"NOT the same: decision {at}, 12:01:" in told
+    assert "replicas was 2, and is 3 now" in told
+    assert "decided by octavo-operator 0.1.0" in told
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["targetQueueLength"], "--set targetQueueLength: write NAME=VALUE, such as targetQueueLength=2"),
+        (["target=2"], "--set target: it is none of minReplicas, maxReplicas, targetCacheUsage, targetQueueLength, "),
+        (["mode=Observe"], "--set mode: a replay writes nothing"),
+        (["targetCacheUsage=0"], "--set targetCacheUsage=0: '0' is not a whole number from 1 to 100"),
+        (["targetCacheUsage=.8"], "'.8' is not a whole number from 1 to 100"),
+        (["maxReplicas=٣"], "'٣' is not a whole number from 1 to 10000"),
+        (["maxReplicas=4", "maxReplicas=5"], "--set maxReplicas: it is set twice"),
+        (["minReplicas=4"], "minReplicas 4 is above maxReplicas 3; set both"),
+        (["minReplicas=4", "maxReplicas=2"], "minReplicas 4 is above maxReplicas 2\n"),
+    ],
+)
+def test_main_setting_that_cannot_be_used_is_told(
+    recording: Path, given: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(recording), *(f"--set={one}" for one in given)]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "cannot read {}: No such file or directory"),
+        (b"", "{}: it is empty"),
+        (b"\x1f\x8b\x08", "{}: it is no text: is it packed?"),
+        (b"".join(surge())[:-7], "{}: it breaks off in line 61"),
+    ],
+)
+def test_main_file_that_cannot_be_used_is_told(
+    tmp_path: Path, content: bytes | None, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "chat.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    assert main([str(path)]) == 2
+    assert told.format(path) in capsys.readouterr().err
+
+
+def test_main_help_teaches() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo_operator", "replay", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "kubectl octavo why NAME --inputs > FILE" in done.stdout
+    assert "exit code: 0 when all came out as recorded" in done.stdout
