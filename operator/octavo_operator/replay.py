@@ -92,19 +92,22 @@ def main(arguments: Sequence[str]) -> int:
         changes = _changes(given.set)
         heading, rounds = _read(given.file)
         _check_bounds(changes, rounds)
-        made = replay_with(rounds, changes) if changes else replay(rounds)
+        same = replay(rounds)
+        made = replay_with(rounds, changes) if changes else same
     except (RecordingInvalid, SettingsError) as error:
         where = f"{given.file}: " if isinstance(error, RecordingInvalid) else ""
         sys.stderr.write(f"octavo-operator replay: {where}{error}\n")
         return EXIT_USAGE
     print(_heading(heading, rounds))
-    if not changes and (difference := first_difference(made)) is not None:
+    difference = first_difference(same)
+    if difference is not None:
         print(
-            f"NOT the same: decision {difference.number}, {_clock(difference.time)}: {difference.field} was "
-            f"{difference.recorded!r}, and is {difference.replayed!r} now.\n"
+            f"NOT as recorded: decision {difference.number}, {_clock(difference.time)}: {difference.field} was "
+            f"{difference.recorded!r}, and is {difference.replayed!r} now, with the recorded settings.\n"
             f"It was decided by octavo-operator {heading.operator}: another version may decide otherwise."
         )
-        return EXIT_DIFFERENT
+        if not changes:
+            return EXIT_DIFFERENT
     print(
         "".join(f"{line}\n" for line in _changed(changes, rounds)) or "each came out as it was recorded, bit for bit\n"
     )
@@ -186,7 +189,7 @@ def _plot(made: Sequence[Replayed], *, both: bool) -> list[str]:
     began, span = made[0].recorded.now, made[-1].recorded.now - made[0].recorded.now
     recorded, replayed = [0] * WIDTH, [0] * WIDTH
     for one in made:
-        column = min(WIDTH - 1, int(WIDTH * (one.recorded.now - began) / span)) if span > 0 else 0
+        column = min(WIDTH - 1, int(WIDTH * ((one.recorded.now - began) / span))) if span > 0 else 0
         recorded[column] = max(recorded[column], one.recorded.decision.replicas)
         replayed[column] = max(replayed[column], one.decision.replicas)
     for column in range(1, WIDTH):

@@ -1,6 +1,8 @@
 """Recorded, written down, read again and decided again: whatever came in, each decision is the same to the last bit."""
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from unittest import mock
@@ -204,6 +206,19 @@ def test_ring_text_is_of_the_moment_it_was_asked_for() -> None:
     for one in read[50:]:
         ring.add(one, start(SETTINGS, 0.0), 0)
     assert len(b"".join(text).splitlines()) == 50
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["0", "-1.0", "1e308", "-1e308", "5e-324", "1e999", "7", "null", "[]"]))
+def test_replay_of_a_damaged_number_is_decided_or_refused(at: int, value: str) -> None:
+    lines = recorded(loaded([0.5, 0.9, 1.0, 1.0], 2))
+    number = 1 + at % 4
+    found = list(re.finditer(r"(?<=[:\[,])-?\d+(\.\d+)?(?=[,\]}])", lines[number]))
+    token = found[at % len(found)]
+    lines[number] = lines[number][: token.start()] + value + lines[number][token.end() :]
+    with suppress(RecordingInvalid):
+        _, read = read_recording(lines)
+        first_difference(replay(read))
+        replay_with(read, {"max_replicas": 20})
 
 
 LINES = recorded(loaded([0.5] * 3, 2))

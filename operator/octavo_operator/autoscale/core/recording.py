@@ -17,7 +17,7 @@ from octavo_operator.autoscale.core.decide import State
 from octavo_operator.autoscale.core.values import Decision, Pod, Settings
 from octavo_operator.errors import OperatorError
 
-__all__ = ["VERSION", "Heading", "RecordingInvalid", "Round", "as_recorded", "line_of", "read_recording"]
+__all__ = ["VERSION", "Heading", "RecordingInvalid", "Round", "line_of", "read_recording"]
 
 VERSION: Final = 1
 """Of the format. A field more, or another meaning, is another version."""
@@ -76,17 +76,12 @@ class Round:
     state: State | None
 
 
-HEADING, ROUND, DECISION = TypeAdapter(Heading), TypeAdapter(Round), TypeAdapter(Decision)
+HEADING, ROUND = TypeAdapter(Heading), TypeAdapter(Round)
 
 
 def line_of(part: Heading | Round) -> bytes:
     """One line, with its end."""
     return (HEADING.dump_json(part) if isinstance(part, Heading) else ROUND.dump_json(part)) + b"\n"
-
-
-def as_recorded(decision: Decision) -> Decision:
-    """A decision as it comes back from a recording: a float that Python holds as an int is one."""
-    return DECISION.validate_json(DECISION.dump_json(decision))
 
 
 def read_recording(lines: Iterable[str]) -> tuple[Heading, list[Round]]:

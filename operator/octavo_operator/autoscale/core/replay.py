@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 
 from octavo_operator.autoscale.core.decide import State, decide
-from octavo_operator.autoscale.core.recording import RecordingInvalid, Round, as_recorded
+from octavo_operator.autoscale.core.recording import RecordingInvalid, Round
 from octavo_operator.autoscale.core.values import Decision, Settings
 
 __all__ = ["Difference", "Replayed", "first_difference", "replay", "replay_with"]
@@ -90,9 +90,8 @@ def replay_with(rounds: Sequence[Round], changes: Mapping[str, float]) -> list[R
 def first_difference(made: Sequence[Replayed]) -> Difference | None:
     """The first decision that is not, bit for bit, the recorded one."""
     for number, one in enumerate(made, 1):
-        now = as_recorded(one.decision)
-        for field in fields(now):
-            before, after = getattr(one.recorded.decision, field.name), getattr(now, field.name)
+        for field in fields(one.decision):
+            before, after = getattr(one.recorded.decision, field.name), getattr(one.decision, field.name)
             if repr(before) != repr(after):  # 0.0 is equal to -0.0, and not the same
                 return Difference(number, one.recorded.time, field.name, before, after)
     return None
