@@ -142,6 +142,8 @@ async def test_why_inputs_without_an_operator_or_a_right(operators: Api) -> None
 async def test_why_inputs_have_one_form(operators: Api, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SettingsError, match="leave -o json out"):
         await operators.ask("why", "chat", "--inputs", "-o", "json")
+    with pytest.raises(SettingsError, match="--operator-namespace goes with --inputs"):
+        await operators.ask("why", "chat", "--operator-namespace", "elsewhere")
     with pytest.raises(SystemExit):
         await operators.ask("why", "chat", "--inputs", "--last", "3")
     assert "not allowed with argument" in capsys.readouterr().err

@@ -239,8 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     why.add_argument(
         "--operator-namespace",
         metavar="NAMESPACE",
-        default="octavo-system",
-        help="where the operator runs, for --inputs (default: octavo-system)",
+        help="where the operator runs, with --inputs (default: octavo-system)",
     )
     form = why.add_mutually_exclusive_group()
     form.add_argument("--last", type=_count, default=10, metavar="N", help="how many decisions (default: 10)")

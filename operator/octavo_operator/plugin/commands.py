@@ -30,6 +30,9 @@ __all__ = ["logs", "plan", "status", "top", "why"]
 EXIT_OK = 0
 EXIT_NO = 1
 EXIT_UNANSWERED = 3
+OPERATOR_NAMESPACE = "octavo-system"
+"""Where the documentation installs it."""
+
 OPERATOR_PORT = 8080
 """Of its web server, in the chart."""
 
@@ -57,8 +60,11 @@ async def why(cluster: UserCluster, target: Target, given: argparse.Namespace) -
         if given.output == "json":
             raise SettingsError("--inputs are lines of JSON already: leave -o json out")
         await find_service(cluster, target.namespace, given.name)
-        sys.stdout.write(await _inputs(cluster, given.operator_namespace, target.namespace, given.name))
+        operators = given.operator_namespace or OPERATOR_NAMESPACE
+        sys.stdout.write(await _inputs(cluster, operators, target.namespace, given.name))
         return EXIT_OK
+    if given.operator_namespace is not None:
+        raise SettingsError("--operator-namespace goes with --inputs: all else is in the namespace of the object")
     service = await find_service(cluster, target.namespace, given.name)
     missing: list[str] = []
     labels = f"{OWNER_LABEL}={given.name}"
