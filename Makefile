@@ -30,6 +30,11 @@ check: .venv/stamp ## format, lint, types, import contracts, unit tests: the loo
 unit: .venv/stamp
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal tests
 
+.PHONY: explore
+explore: .venv/stamp ## the property tests with other examples than `make check` draws; ROUNDS=10 times
+	for round in $$(seq $(or $(ROUNDS),10)); do \
+	  OCTAVO_EXAMPLES=other $(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m hypothesis tests || exit 1; done
+
 format: .venv/stamp ## rewrite to the house format
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .

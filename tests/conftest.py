@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Property tests have no deadline for an example: the machine may be busy with other things.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+# Property tests have no deadline for an example: the machine may be busy with other things. The suite draws the same
+# examples each time, so that one commit has one answer; `make explore` draws others.
+_ANY_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", _ANY_PACE, derandomize=True)
+settings.register_profile("other", _ANY_PACE, print_blob=True)
+settings.load_profile(os.environ.get("OCTAVO_EXAMPLES", "same"))
+
 
 # Workers share the processors: more threads than processors make every parallel region wait for its slowest. Only
 # workers have this variable; what their parent would set, they would inherit.

@@ -16,6 +16,7 @@ from octavo_operator.api.names import (
     MANAGED_BY,
     NETWORK_POLICY,
     OPERATOR,
+    OWNER_LABEL,
     REVISION,
     SERVICE,
     Kind,
@@ -94,8 +95,14 @@ async def _lists_what_is_labelled(port: ClusterPort, namespace: str) -> None:
     answer = await port.apply(_service(namespace), manager="one")
     listing = await port.list_page(SERVICE, namespace)
     assert [key_of(one) for one in listing.items] == [(namespace, "one")]
+    assert (await port.list_page(SERVICE, namespace, owner="one")).items == ()
     assert "kind" not in listing.items[0]
     assert listing.version >= int(answer["metadata"]["resourceVersion"])
+    owned = _service(namespace)
+    owned["metadata"]["labels"][OWNER_LABEL] = "one"
+    await port.apply(owned, manager="one")
+    assert len((await port.list_page(SERVICE, namespace, owner="one")).items) == 1
+    assert (await port.list_page(SERVICE, namespace, owner="two")).items == ()
     hidden = _service(namespace)
     hidden["metadata"]["labels"] = {}
     await port.apply(hidden, manager="one")

@@ -15,6 +15,7 @@ from octavo_operator.api.names import (
     EVENT,
     INFERENCE_SERVICE,
     OPERATOR,
+    POD,
     REVISION,
     SERVICE,
     SERVICE_ACCOUNT,
@@ -39,7 +40,7 @@ from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
 from octavo_operator.core.pods import told_plan
 from octavo_operator.core.privileges import account_refusal, refusal
 from octavo_operator.core.revision import Pinned, label_of, pin
-from octavo_operator.core.rollout import Replica, Stall, Step, next_step, replicas_of, surge_of
+from octavo_operator.core.rollout import Replica, Stall, Step, costs_pods, next_step, replicas_of, surge_of
 from octavo_operator.core.setup import seconds_until_overdue
 from octavo_operator.core.status import desired_status, is_written, refused_status, refuses_pods
 from octavo_operator.core.store import Store
@@ -153,6 +154,9 @@ class Reconciler:
         label = label_of(pinned.template)
         pods = replicas_of(observed.pods, label, self._now())
         step = self._step(service, pods, observed, memory)
+        if costs_pods(step, surge_of(observed.children.get(DEPLOYMENT))):
+            pods = replicas_of(await self._pods_now(key), label, self._now())
+            step = self._step(service, pods, observed, memory)
         weights = (told_plan(observed.pods, label) or {}).get("weightsBytes", 0)
         desired = desired_children(service, pinned.template, step, weights_bytes=weights)
         decisions = deployment_decisions(service, observed, pinned, step, pods)
@@ -201,6 +205,17 @@ class Reconciler:
         )
         memory.stall = step.stall
         return step
+
+    async def _pods_now(self, key: Key) -> list[Manifest]:
+        """The pods of one InferenceService as the API server has them; watches may be late."""
+        pods: list[Manifest] = []
+        token = ""
+        while True:
+            page = await self._port.list_page(POD, key[0], token, owner=key[1])
+            pods += page.items
+            token = page.more
+            if not token:
+                return pods
 
     def _scaled(self, key: Key, memory: _Memory) -> tuple[Decision, ...]:
         """The autoscaler's last decision, if it was carried out since the last look."""

@@ -19,6 +19,7 @@ from octavo_operator.api.names import (
     LEASE,
     MANAGED_BY,
     OPERATOR,
+    OWNER_LABEL,
     POD,
     REVISION,
     SERVICE,
@@ -165,7 +166,7 @@ class FakeCluster:
         """Every object of a kind that the operator lists and watches."""
         return [_copy(one) for one in self._objects[kind].values() if _is_listed(kind, one)]
 
-    async def list_page(self, kind: Kind, namespace: str | None, token: str = "") -> Page:
+    async def list_page(self, kind: Kind, namespace: str | None, token: str = "", *, owner: str | None = None) -> Page:
         """See ClusterPort."""
         self._raise_fault("list_page", kind)
         if token:
@@ -175,6 +176,7 @@ class FakeCluster:
             {name: value for name, value in one.items() if name not in {"apiVersion", "kind"}}
             for one in self.listed(kind)
             if namespace in {None, key_of(one)[0]}
+            and owner in {None, one["metadata"].get("labels", {}).get(OWNER_LABEL)}
         ]
         return self._paged(items, self._version)
 

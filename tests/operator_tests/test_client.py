@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import Configuration
 
-from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, SERVICE
+from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, POD, SERVICE
 from octavo_operator.cluster.client import KubernetesClient
 from octavo_operator.cluster.port import Page
 from octavo_operator.errors import ClusterError, Gone, Rejected, SettingsError, Stale, Unavailable
@@ -104,6 +104,15 @@ async def test_list_page_asks_for_what_is_ours_and_goes_on_where_told(server: tu
     first, second = ((path, query) for _, path, query, _, _ in scripted.asked)
     assert first == ("/api/v1/services", {"limit": "250", "labelSelector": selector})
     assert second == ("/api/v1/services", {"limit": "250", "labelSelector": selector, "continue": "more"})
+
+
+async def test_list_page_of_one_owner_asks_for_its_label(server: tuple[Server, KubernetesClient]) -> None:
+    scripted, client = server
+    scripted.answers.append((200, {"items": [], "metadata": {"resourceVersion": "7"}}))
+    await client.list_page(POD, "team-a", owner="chat")
+    _, path, query, _, _ = scripted.asked[0]
+    selector = "app.kubernetes.io/managed-by=octavo-operator,octavo.dev/inferenceservice=chat"
+    assert (path, query) == ("/api/v1/namespaces/team-a/pods", {"limit": "250", "labelSelector": selector})
 
 
 async def test_list_page_of_the_objects_has_no_selector(server: tuple[Server, KubernetesClient]) -> None:

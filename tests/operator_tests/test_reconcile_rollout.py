@@ -60,6 +60,21 @@ async def test_reconcile_rollout_makes_room_on_the_last_gpu_and_surges_again(wor
     assert strategy(world) == (1, 0)
 
 
+async def test_reconcile_rollout_takes_no_pod_by_old_news(world: World) -> None:
+    """The new pod has found a node, and the watch is late: the list knows."""
+    await world.look()
+    world.cluster.put(pod_of(world, "chat-a", PodScheduled="True", Ready="True"))
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(runtime={"maxNumSeqs": 8}))
+    await world.look()
+    world.cluster.put(pod_of(world, "chat-b", PodScheduled="False", Ready="False"))
+    await world.look()
+    world.cluster.unsubscribe()
+    world.cluster.put(pod_of(world, "chat-b", PodScheduled="True", Ready="False"))
+    world.seconds += 20.0
+    await world.look()
+    assert strategy(world) == (1, 0)
+
+
 async def test_reconcile_another_rendering_rolls_nothing_and_repairs_with_the_pinned_one(world: World) -> None:
     await world.look()
     (before,) = world.cluster.all(DEPLOYMENT)

@@ -12,6 +12,7 @@ from octavo_operator.core.rollout import (
     Replica,
     Stall,
     Step,
+    costs_pods,
     next_step,
 )
 from octavo_operator.selftest.deployments import next_sizes, victims
@@ -95,19 +96,28 @@ class Simulation:
         """The operator looks at what the watches delivered last, and applies template and strategy together."""
         if self.seen is None:
             self.news()
+        self.decide()
+        if costs_pods(self.step, self.strategy):
+            self.news()
+            self.decide()
+        self.strategy = (self.step.max_surge, self.step.max_unavailable)
+        assert self.strategy != (0, 0), "the API server refuses it"
+        assert min(self.strategy) >= 0
+        if self.applied != self.revision:
+            self.applied = self.revision
+            self.kept = frozenset(
+                pod.uid for pod in self.pods if pod.revision == self.applied and pod.stays and pod.ready
+            )
+
+    def decide(self) -> None:
         assert self.seen is not None
         pods, refused = self.seen
         self.step = next_step(self.wanted, pods, refused=refused, current=self.strategy, stall=self.stall, now=self.now)
         self.stall = self.step.stall
-        self.strategy = (self.step.max_surge, self.step.max_unavailable)
-        assert self.strategy != (0, 0), "the API server refuses it"
-        assert min(self.strategy) >= 0
-        self.applied = self.revision
 
     def edit(self, revision: str) -> None:
-        self.revision = revision
-        self.seen = None
-        self.kept = frozenset(pod.uid for pod in self.pods if pod.revision == revision and pod.stays and pod.ready)
+        """A user changes the template."""
+        self.revision, self.seen, self.kept = revision, None, frozenset()
 
     def controller(self) -> None:
         """One sync of the Deployment controller."""
@@ -117,14 +127,18 @@ class Simulation:
             for revision in revisions
         }
         self.sizes = next_sizes(self.sizes, self.applied, available, wanted=self.wanted, strategy=self.strategy)
+        self.stop()
 
-    def replicasets(self) -> None:
-        """Pods are created and deleted; those without a node go first, then those that are not ready."""
+    def stop(self) -> None:
+        """Pods that are too many are deleted, at once: no template is changed more quickly."""
         for revision, size in self.sizes.items():
             pods = [pod for pod in self.pods if pod.revision == revision and pod.stays]
             for pod in victims(pods, size):
                 assert revision != self.applied, "a pod of the wanted revision was stopped"
                 pod.leaves_at = self.now + GRACE
+
+    def replicasets(self) -> None:
+        """Pods that are missing are created."""
         self.refused = False
         for revision, size in self.sizes.items():
             for _ in range(size - sum(pod.revision == revision and pod.stays for pod in self.pods)):

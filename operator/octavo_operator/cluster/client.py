@@ -21,6 +21,7 @@ from octavo_operator.api.names import (
     LEASE,
     MANAGED_SELECTOR,
     OPERATOR,
+    OWNER_LABEL,
     REVISION,
     Kind,
     Manifest,
@@ -107,11 +108,12 @@ class KubernetesClient:
         """Ends the open connections."""
         await self._api.close()  # type: ignore[no-untyped-call] # theirs
 
-    async def list_page(self, kind: Kind, namespace: str | None, token: str = "") -> Page:
+    async def list_page(self, kind: Kind, namespace: str | None, token: str = "", *, owner: str | None = None) -> Page:
         """See ClusterPort."""
         query = [("limit", str(PAGE))]
         if kind != INFERENCE_SERVICE:
-            query.append(("labelSelector", MANAGED_SELECTOR))
+            selector = MANAGED_SELECTOR if owner is None else f"{MANAGED_SELECTOR},{OWNER_LABEL}={owner}"
+            query.append(("labelSelector", selector))
         if token:
             query.append(("continue", token))
         answer = await self._call("GET", path_of(kind, namespace), query=query)

@@ -30,7 +30,7 @@ class Page:
 class ClusterPort(Protocol):
     """Reading and applying objects. Every method raises a ClusterError."""
 
-    async def list_page(self, kind: Kind, namespace: str | None, token: str = "") -> Page:
+    async def list_page(self, kind: Kind, namespace: str | None, token: str = "", *, owner: str | None = None) -> Page:
         """A page of all InferenceServices, or of all labelled objects of another kind.
 
         Thousands of objects would take hundreds of megabytes at once, parsed as they are.
@@ -39,6 +39,7 @@ class ClusterPort(Protocol):
             kind: their kind.
             namespace: their namespace; None for all.
             token: `more` of the page before; empty for the first.
+            owner: the name of the InferenceService that the objects are labelled with; None for all.
         """
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:

@@ -12,6 +12,7 @@ The Deployment controller does the work; nothing here creates or deletes a pod. 
   broken old pod makes room before a ready one does.
 - A new pod that has a node and is not ready yet keeps every ready old pod alive, however long it takes: a broken new
   revision costs one pod at most.
+- News may be late: a step that lets more pods be missing is decided again from a fresh list (`costs_pods`).
 - When no old pod is left and none is starting or leaving, the answer is surge 1, unavailable 0, whatever it was before.
 
 `paused` is always false (desired.py): whoever pauses the Deployment by hand would hold up every later edit.
@@ -23,7 +24,7 @@ from datetime import datetime
 
 from octavo_operator.api.names import TEMPLATE_LABEL, Manifest
 
-__all__ = ["PATIENCE_SECONDS", "Replica", "Stall", "Step", "next_step", "replicas_of", "surge_of"]
+__all__ = ["PATIENCE_SECONDS", "Replica", "Stall", "Step", "costs_pods", "next_step", "replicas_of", "surge_of"]
 
 PATIENCE_SECONDS = 20.0
 """How long a pod may find no node, or not be ready, before a ready one makes room for it, or it counts as broken."""
@@ -118,8 +119,8 @@ def next_step(
     why = "a new pod starts before an old one stops"
     if surge == 0:
         why = "this rollout has found no room for one more pod"
-        # Pods that became ready since, so that fewer need to be missed.
-        unavailable = _within(min(unavailable, wanted - ready + 1), wanted)
+        # Pods that became ready since, so that fewer need to be missed; none more while something moves.
+        unavailable = _within(min(unavailable, wanted - ready + (0 if moves else 1)), wanted)
     waits = refused or any(not pod.is_placed for pod in new)
     timers: list[float] = []
     if waits and not moves:
@@ -141,6 +142,16 @@ def next_step(
             why = f"no old pod has been ready for {PATIENCE_SECONDS:.0f} s: all of them may go"
     waiting = [timer for timer in timers if timer > 0]
     return Step(surge, unavailable, stall, min(waiting) if waiting else None, why)
+
+
+def costs_pods(step: Step, current: tuple[int, int] | None) -> bool:
+    """Whether a step lets more pods be missing than the Deployment does now.
+
+    Args:
+        step: what is to be applied.
+        current: maxSurge and maxUnavailable that the Deployment has; None when they are not numbers.
+    """
+    return step.max_unavailable > (current[1] if current is not None else 0)
 
 
 def _within(unavailable: int, wanted: int) -> int:

@@ -183,9 +183,9 @@ class Fenced:
         self._port = port
         self._elector = elector
 
-    async def list_page(self, kind: Kind, namespace: str | None, token: str = "") -> Page:
+    async def list_page(self, kind: Kind, namespace: str | None, token: str = "", *, owner: str | None = None) -> Page:
         """See ClusterPort."""
-        return await self._port.list_page(kind, namespace, token)
+        return await self._port.list_page(kind, namespace, token, owner=owner)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """See ClusterPort."""

@@ -73,9 +73,9 @@ class Connection:
     writes_left: int | None = None
     died: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def list_page(self, kind: Kind, namespace: str | None, token: str = "") -> Page:
+    async def list_page(self, kind: Kind, namespace: str | None, token: str = "", *, owner: str | None = None) -> Page:
         """See ClusterPort."""
-        return await self._call(lambda: self.cluster.list_page(kind, namespace, token))
+        return await self._call(lambda: self.cluster.list_page(kind, namespace, token, owner=owner))
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """See ClusterPort."""
