@@ -12,7 +12,7 @@ from octavo_operator.autoscale.core.report import because
 from octavo_operator.errors import SettingsError
 from octavo_operator.plugin.screen import amount, table
 
-__all__ = ["FIELDS", "main"]
+__all__ = ["FIELDS", "main", "screen"]
 
 EXIT_SAME = 0
 EXIT_DIFFERENT = 1
@@ -108,11 +108,21 @@ def main(arguments: Sequence[str]) -> int:
         )
         if not changes:
             return EXIT_DIFFERENT
-    print(
-        "".join(f"{line}\n" for line in _changed(changes, rounds)) or "each came out as it was recorded, bit for bit\n"
-    )
-    print("\n".join([*_plot(made, both=bool(changes)), "", *_table(made, both=bool(changes), every=given.all)]))
+    print(screen(made, changes, every=given.all))
     return EXIT_SAME
+
+
+def screen(made: Sequence[Replayed], changes: Mapping[str, float], *, every: bool = False) -> str:
+    """What was decided, as a plot and a table; with other settings beside what was recorded.
+
+    Args:
+        made: the replayed rounds.
+        changes: the fields of Settings that are other than recorded.
+        every: whether each decision has a line, and not only those at which a number changes.
+    """
+    said = _changed(changes, made) or ["each came out as it was recorded, bit for bit"]
+    both = bool(changes)
+    return "\n".join([*said, "", *_plot(made, both=both), "", *_table(made, both=both, every=every)])
 
 
 def _read(path: str) -> tuple[Heading, list[Round]]:
@@ -169,12 +179,12 @@ def _heading(heading: Heading, rounds: Sequence[Round]) -> str:
     )
 
 
-def _changed(changes: Mapping[str, float], rounds: Sequence[Round]) -> list[str]:
+def _changed(changes: Mapping[str, float], made: Sequence[Replayed]) -> list[str]:
     """What is decided otherwise: each setting, as it was and as it is."""
     lines = []
     for name, field in FIELDS.items():
         if field.name in changes:
-            were = sorted({getattr(one.settings, field.name) for one in rounds})
+            were = sorted({getattr(one.recorded.settings, field.name) for one in made})
             before = " and ".join(_shown(field, value) for value in were)
             lines.append(f"  {name}: {before} recorded, {_shown(field, changes[field.name])} replayed")
     return lines

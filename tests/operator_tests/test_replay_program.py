@@ -2,16 +2,18 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from octavo_operator.autoscale.core.decide import decide, start
-from octavo_operator.autoscale.core.recording import VERSION, Heading, Round, line_of
+from octavo_operator.autoscale.core.recording import VERSION, Heading, Round, line_of, read_recording
+from octavo_operator.autoscale.core.replay import Replayed
 from octavo_operator.autoscale.core.ring import Ring
-from octavo_operator.autoscale.core.values import Pod, Sample, Settings
-from octavo_operator.replay import main
+from octavo_operator.autoscale.core.values import Decision, Pod, Sample, Settings, Verdict
+from octavo_operator.replay import main, screen
 from tests.operator_tests.conftest import GoldenScreen
 
 SETTINGS = Settings(min_replicas=1, max_replicas=3, slots=16, stabilization=60.0)
@@ -49,18 +51,48 @@ def recording(tmp_path: Path) -> Path:
     return path
 
 
-def test_main_same_settings_give_the_same_decisions(
-    recording: Path, golden_screen: GoldenScreen, capsys: pytest.CaptureFixture[str]
-) -> None:
+def decided(replicas: int, demand: float) -> Decision:
+    return Decision(replicas, Verdict.DEMAND, demand, demand, 0.0, 0.0, 1, 0, replicas, replicas, demand)
+
+
+def by_hand() -> list[Replayed]:
+    """Decisions that hang on no rule: recorded are 1, 3, 2 replicas, replayed 1, 2, 4, 3, each after so many rounds."""
+    _, rounds = read_recording(line.decode() for line in surge())
+    recorded = [*[decided(1, 0.25)] * 13, *[decided(3, 2.0)] * 44, *[decided(2, 1.5)] * 3]
+    replayed = [*[decided(1, 0.25)] * 12, decided(2, 1.5), *[decided(4, 3.5)] * 44, *[decided(3, 2.5)] * 3]
+    return [
+        Replayed(replace(one, decision=before), before.replicas, after)
+        for one, before, after in zip(rounds, recorded, replayed, strict=True)
+    ]
+
+
+def test_screen_shows_what_was_decided(golden_screen: GoldenScreen) -> None:
+    same = [replace(one, decision=one.recorded.decision) for one in by_hand()]
+    golden_screen("replay", screen(same, {}))
+
+
+def test_screen_set_shows_both_side_by_side(golden_screen: GoldenScreen) -> None:
+    golden_screen("replay-set", screen(by_hand(), {"max_replicas": 20, "target_cache": 0.4}))
+
+
+def test_screen_many_replicas_fit(golden_screen: GoldenScreen) -> None:
+    many = [replace(one, decision=decided(number * number, 1.0)) for number, one in enumerate(by_hand(), 1)]
+    golden_screen("replay-many", screen(many, {"max_replicas": 10000}).partition("\n\nTIME")[0])
+
+
+def test_main_same_settings_give_the_same_decisions(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(recording)]) == 0
-    golden_screen("replay", capsys.readouterr().out.rstrip("\n"))
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "chat in namespace team-a: 60 decisions, 2026-12-01 12:00:00 to 12:04:55 UTC"
+    assert told[1] == "each came out as it was recorded, bit for bit"
 
 
-def test_main_set_shows_both_side_by_side(
-    recording: Path, golden_screen: GoldenScreen, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_main_set_decides_otherwise(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(recording), "--set", "maxReplicas=20", "--set", "targetCacheUsage=40"]) == 0
-    golden_screen("replay-set", capsys.readouterr().out.rstrip("\n"))
+    told = capsys.readouterr().out
+    assert "maxReplicas: 3 recorded, 20 replayed" in told
+    assert "targetCacheUsage: 80 recorded, 40 replayed" in told
+    assert "x" in told.partition("\n\nTIME")[0].partition("replicas\n")[2]
 
 
 def test_main_all_has_a_line_for_each_decision(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
