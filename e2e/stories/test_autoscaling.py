@@ -31,6 +31,9 @@ TOKENS = 24
 SLOTS = 4
 """Sequences that a pod runs at once: so few that a few clients fill it."""
 
+WINDOW = 60
+"""Seconds; longer than clients keep a connection, since a new pod has no load until then."""
+
 SHARE = 120.0
 """Seconds after which a new pod has its share of clients that keep their connections."""
 
@@ -40,7 +43,7 @@ def elastic(**autoscaling: object) -> dict[str, Any]:
     manifest["spec"]["autoscaling"] = {
         "maxReplicas": 3,
         "targetQueueLength": 2,
-        "scaleDownStabilizationSeconds": 20,
+        "scaleDownStabilizationSeconds": WINDOW,
         **autoscaling,
     }
     return manifest
@@ -52,6 +55,13 @@ def replicas(kubectl: Kubectl) -> int:
 
 def ready(kubectl: Kubectl) -> int:
     return int(kubectl.get(ISVC, "elastic")["status"].get("readyReplicas", 0))
+
+
+def shares(kubectl: Kubectl) -> list[float]:
+    """How many streams each of the three pods runs."""
+    pods = [pod for pod in kubectl.get("pods") if "deletionTimestamp" not in pod["metadata"]]
+    assert len(pods) == 3
+    return [metric(pod["status"]["podIP"], "vllm:num_requests_running") for pod in pods]
 
 
 def ask(client: OpenAI, over: threading.Event) -> int:
@@ -113,20 +123,15 @@ def test_load_brings_pods_and_quiet_takes_them_away(cluster: Layout, kubectl: Ku
         eventually(lambda: replicas(kubectl) == 3, START, every=0.5)
         eventually(lambda: ready(kubectl) == 3, START, every=0.5)
         began = time.monotonic()
-        pods = [pod["status"]["podIP"] for pod in kubectl.get("pods")]
-
-        def shares() -> list[float]:
-            return [metric(pod, "vllm:num_requests_running") for pod in pods]
-
         # Four of twelve streams are a fair share; each gets at least half of that.
-        eventually(lambda: min(shares()) >= STREAMS / 2, SHARE, every=0.5)
+        eventually(lambda: min(shares(kubectl)) >= STREAMS / 2, SHARE, every=0.5)
         print(f"each pod has its share {time.monotonic() - began:.0f} s after the last became ready")
     status = kubectl.get(ISVC, "elastic")["status"]
     assert "replicas' worth of work come in" in status["lastScale"]["reason"]
     assert condition(kubectl.get(ISVC, "elastic"), "ScalingActive")["reason"] == "Following"
     assert "ScaledUp" in kubectl("describe", "isvc", "elastic")
 
-    eventually(lambda: replicas(kubectl) == 1, 120, every=0.5)
+    eventually(lambda: replicas(kubectl) == 1, 3 * WINDOW, every=0.5)
     eventually(lambda: len(kubectl.get("pods")) == 1, 60, every=0.5)
     call(address, 80, "/v1/completions", {"model": "elastic", "prompt": "Hello", "max_tokens": 1})
 
