@@ -157,6 +157,25 @@ def test_abort_while_a_step_runs_brings_no_event() -> None:
     assert core.idle().stats.kv_cache_usage == 0
 
 
+def test_abort_frees_the_blocks_within_two_steps() -> None:
+    """The step that runs, and the one that is planned ahead, may still hold them."""
+    executor = Gated(Script(reply=ids("abc")))
+    executor.go.release(99)
+    core = engine(executor)
+    core.add(request("a", max_tokens=50))
+    core.add(request("b", n=3, max_tokens=50))
+    core.add(request("c", max_tokens=50))
+    core.step()
+    core.abort("a")
+    core.abort("b")
+    steps = [core.step() for _ in range(2)]
+    assert {event.request_id for step in steps for event in step.events} == {"c"}
+    core.abort("c")
+    assert not core.step().events
+    assert not core.step().events
+    assert core.idle().stats.kv_cache_usage == 0
+
+
 def test_has_work_until_the_last_step_has_ended() -> None:
     executor = Gated(Script(reply=ids("abc")))
     core = engine(executor)
