@@ -65,7 +65,7 @@ stories: .venv/stamp ## the end-to-end stories on the one-node cluster, which is
 	$(CLUSTER) images >/dev/null
 	$(PY) -m pytest -q -p no:cacheprovider --timeout=900 --durations=10 e2e/stories
 
-.PHONY: bench-serving bench-paging bench-scheduling bench-core bench-autoscaling bench-operator
+.PHONY: bench-serving bench-paging bench-scheduling bench-core bench-autoscaling bench-scraping bench-operator
 bench-serving: .venv/stamp ## our engine's speed, offline and over HTTP, beside this machine's limits; PROFILE=1 tells where it goes
 	@$(PY) -m bench.serving $(if $(PROFILE),--profile)
 
@@ -80,6 +80,9 @@ bench-core: .venv/stamp ## the scheduler's time per step and memory per request;
 
 bench-autoscaling: .venv/stamp ## policies that scale replicas, on the same traces in a simulated cluster; SHORT=1 for two seeds
 	@$(PY) -m bench.autoscaling $(if $(SHORT),--short)
+
+bench-scraping: .venv/stamp ## what reading the metrics of 500 pods costs the operator; SHORT=1 for three rounds
+	@$(PY) -m bench.scraping $(if $(SHORT),--short)
 
 bench-operator: .venv/stamp ## the operator on a real API server with fake nodes; SHORT=1 in minutes, ONLY=A,B some scenarios
 	@PYTHONPATH=e2e $(PY) -m bench.reconciling $(if $(SHORT),--short) $(if $(ONLY),--only '$(ONLY)')

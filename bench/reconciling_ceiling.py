@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from bench.reconciling_world import SERVICES, Api, Manifest, Write, create, inference_service
 
-__all__ = ["by_kind", "ceiling_seconds", "renamed", "shares"]
+__all__ = ["by_kind", "ceiling_seconds", "renamed", "shares", "with_port"]
 
 
 def by_kind(writes: Sequence[Write]) -> dict[str, list[Write]]:
@@ -51,6 +51,14 @@ def renamed(write: Write, before: Manifest, after: Manifest) -> Write:
     for field in ("uid", "name"):
         text, path = (given.replace(before[field], after[field]) for given in (text, path))
     return Write(write.method, path, write.media, text.encode())
+
+
+def with_port(write: Write, port: int) -> Write:
+    """The write that made a Service, as one that changes its port."""
+    body = json.loads(write.body)
+    body["metadata"].pop("resourceVersion", None)  # it lets an apply only create
+    body["spec"]["ports"][0]["port"] = port
+    return Write(write.method, write.path, write.media, json.dumps(body).encode())
 
 
 async def ceiling_seconds(

@@ -9,13 +9,24 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.reconciling_world import MERGE, NAMESPACE, SERVICES, Api, ApiError, Manifest, Process, children_path, create
+from bench.reconciling_world import (
+    MERGE,
+    NAMESPACE,
+    SERVICES,
+    Api,
+    ApiError,
+    Manifest,
+    Process,
+    Write,
+    children_path,
+    create,
+)
 from cluster import lifecycle
 from cluster.layout import Layout
 from cluster.progress import Progress
 from operator_harness import OperatorProcess, World, operator_world
 
-__all__ = ["Field", "Sizes", "new_field", "new_object", "port_of"]
+__all__ = ["Field", "Recording", "Sizes", "new_field", "new_object", "port_of"]
 
 FAKE_NODES = 20
 QUIET_SECONDS = 8.0
@@ -36,6 +47,25 @@ class Sizes:
     pods: int = 20_000
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What the operator wrote: for one object, and how much of each kind for all of them.
+
+    Attributes:
+        sample: metadata of the object that was recorded.
+        writes: its writes.
+        counts: writes by kind until every object of the measured run had its children and a status.
+        count: how many objects those were.
+        seconds: how long they took.
+    """
+
+    sample: Manifest
+    writes: tuple[Write, ...]
+    counts: dict[str, float]
+    count: int
+    seconds: float
+
+
 @dataclass(slots=True)
 class Field:
     """A control plane with fake nodes, and the operator at work on it.
@@ -46,6 +76,7 @@ class Field:
         operator: the operator that runs.
         names: the InferenceServices that exist.
         ports: of those that have been edited.
+        recording: what the operator wrote for them.
     """
 
     api: Api
@@ -53,6 +84,7 @@ class Field:
     operator: OperatorProcess
     names: list[str] = field(default_factory=list)
     ports: dict[str, int] = field(default_factory=dict)
+    recording: Recording | None = None
 
     @property
     def process(self) -> Process:

@@ -7,11 +7,10 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
-from bench.reconciling_ceiling import by_kind, ceiling_seconds
+from bench.reconciling_ceiling import by_kind, ceiling_seconds, renamed, with_port
 from bench.reconciling_faults import errors, failover, gap, outage
-from bench.reconciling_field import Field, Sizes, new_object, port_of
+from bench.reconciling_field import Field, Recording, Sizes, new_object, port_of
 from bench.reconciling_world import (
     SERVICES,
     Arrivals,
@@ -25,7 +24,7 @@ from bench.reconciling_world import (
 )
 from bench.report import percentiles, say
 
-__all__ = ["ON_A_POPULATION", "Recording", "ceiling", "populate"]
+__all__ = ["ON_A_POPULATION", "ceiling", "populate"]
 
 WORKERS = 4
 """Looks that the operator runs at once, by its default, and writes that the ceiling has under way."""
@@ -33,25 +32,6 @@ WORKERS = 4
 EDITS_PER_SECOND = 10
 LOST_SECONDS = 30.0
 """When an edit that no child shows counts as lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """What the operator wrote: for one object, and how much of each kind for all of them.
-
-    Attributes:
-        sample: metadata of the object that was recorded.
-        writes: its writes.
-        counts: writes by kind until every object of the measured run had its children and a status.
-        count: how many objects those were.
-        seconds: how long they took.
-    """
-
-    sample: Manifest
-    writes: tuple[Write, ...]
-    counts: dict[str, float]
-    count: int
-    seconds: float
 
 
 async def _sample(field: Field) -> tuple[Manifest, tuple[Write, ...]]:
@@ -100,7 +80,8 @@ async def populate(field: Field, count: int, figures: dict[str, float]) -> Recor
     say(f"    {seconds:.1f} s; writes per object until then and until all served:")
     for kind, value in written.items():
         say(f"      {kind} {counts.get(kind, 0) / count:.2f}, {value / count:.2f}")
-    return Recording(sample, writes, counts, count, seconds)
+    field.recording = Recording(sample, writes, counts, count, seconds)
+    return field.recording
 
 
 async def ceiling(field: Field, recording: Recording, figures: dict[str, float]) -> None:
@@ -117,8 +98,22 @@ async def ceiling(field: Field, recording: Recording, figures: dict[str, float])
     say(f"    {seconds:.1f} s")
 
 
-async def _edit(field: Field, going_on: Callable[[], bool], figures: dict[str, float], name: str) -> None:
-    """Edits random objects at a steady rate, and measures from the API server's answer to the child's change."""
+async def _edit(
+    field: Field,
+    going_on: Callable[[], bool],
+    figures: dict[str, float],
+    name: str,
+    follow: Callable[[str], Awaitable[None]] | None = None,
+) -> None:
+    """Edits random objects at a steady rate, and measures from the API server's answer to the child's change.
+
+    Args:
+        field: where the objects are.
+        going_on: whether more edits are to come.
+        figures: get the figures.
+        name: what they begin with.
+        follow: changes the child of the object of this name; None where the operator does.
+    """
     sent: dict[str, tuple[int, float]] = {}
     latencies: list[float] = []
     requests: list[float] = []
@@ -137,6 +132,8 @@ async def _edit(field: Field, going_on: Callable[[], bool], figures: dict[str, f
         requests.append(answered - began)
         if target in sent:
             sent[target] = port, answered
+        if follow is not None:
+            await follow(target)
 
     count = 0
     order: Iterator[str] = iter(())
@@ -190,6 +187,41 @@ async def burst(field: Field, sizes: Sizes, figures: dict[str, float]) -> None:
         await _edit(field, open_, figures, "event_to_apply_under_burst")
     for name in names:
         await field.api.call("DELETE", f"{SERVICES}/{name}")
+    await field.quiet()
+    field.operator.stop()
+    try:
+        await _burst_floor(field, sizes, figures)
+    finally:
+        field.operator.start()
+
+
+async def _burst_floor(field: Field, sizes: Sizes, figures: dict[str, float]) -> None:
+    """The same edits in the same burst without an operator: a plain client sends its writes, an edit's at once."""
+    recording = field.recording
+    assert recording is not None, "nothing was recorded"
+    found = await field.api.call("GET", SERVICES)
+    metadata = {one["metadata"]["name"]: one["metadata"] for one in found["items"]}
+    (recorded, *_) = by_kind(recording.writes)["Service"]
+
+    async def follow(name: str) -> None:
+        write = with_port(renamed(recorded, recording.sample, metadata[name]), field.ports[name])
+        await field.api.send(write.method, write.path, write.body, write.media)
+
+    names = [f"floor-{number:05d}" for number in range(sizes.burst)]
+    counts = {kind: count * sizes.burst / recording.count for kind, count in recording.counts.items()}
+
+    async def more() -> None:
+        await asyncio.sleep(3)
+        await ceiling_seconds(field.api, recording.writes, recording.sample, counts, names=names, workers=WORKERS)
+
+    async with field.api.watching(SERVICES, Arrivals()), asyncio.TaskGroup() as tasks:
+        burst = tasks.create_task(more())
+        await _edit(field, lambda: not burst.done(), figures, "floor_under_burst", follow)
+    for name in names:
+        await field.api.call("DELETE", f"{SERVICES}/{name}")
+    figures["event_to_apply_under_burst_vs_floor"] = (
+        figures["event_to_apply_under_burst_p99_s"] / figures["floor_under_burst_p99_s"]
+    )
 
 
 async def steady(field: Field, sizes: Sizes, figures: dict[str, float]) -> None:

@@ -237,6 +237,10 @@ class OperatorProcess:
         """How many objects it has written."""
         return sum(value for name, value in self.metrics().items() if name.startswith("octavo_operator_writes_total"))
 
+    def has_looked(self) -> bool:
+        """Whether it has looked at an object and found nothing left to do."""
+        return self.metrics().get('octavo_operator_reconciles_total{outcome="done"}', 0) > 0
+
     def send(self, number: int) -> None:
         """Sends it a signal."""
         assert self.process is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.autoscaling import policy
-from octavo_operator.autoscale.core.decide import decide, start
+from octavo_operator.autoscale.core.decide import State, decide, start
 from octavo_operator.autoscale.core.values import Pod, Sample, Settings
 
 __all__ = ["Ours"]
@@ -14,14 +14,16 @@ _SETTINGS = Settings(min_replicas=1, max_replicas=10)
 
 
 class Ours:
-    """The operator's defaults; it begins to decide when the trace begins."""
+    """The operator's defaults. It has followed the service since before its first pods were ready."""
 
     interval = policy.SCRAPE_SECONDS
 
     def __init__(self) -> None:
-        self._state = start(_SETTINGS, 0.0)
+        self._state: State | None = None
 
     def decide(self, now: float, desired: int, pods: Sequence[policy.PodView]) -> int:
+        if self._state is None:
+            _, self._state = decide(_SETTINGS, start(_SETTINGS, now), [], desired, now)
         decision, self._state = decide(_SETTINGS, self._state, [_pod(pod) for pod in pods], desired, now)
         return decision.replicas
 

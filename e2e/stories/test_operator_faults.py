@@ -113,11 +113,13 @@ def test_restart_mends_what_happened_meanwhile(
 
 def test_restart_changes_nothing_that_is_right(kubectl: Kubectl, operator: OperatorProcess) -> None:
     created(kubectl)
+    eventually(lambda: condition(kubectl.get("isvc", "chat"))["reason"] == "Stopped")
     kinds = "deployments,services,inferenceservices.octavo.dev"
     before = kubectl.get(kinds)
     operator.stop()
     operator.start()
-    eventually(lambda: operator.writes() >= 2)
+    eventually(operator.has_looked)
+    assert operator.writes() == 0
     follows(kubectl, 1, SOON)
     kubectl("scale", "isvc/chat", "--replicas=0")
     after = eventually(lambda: (now := kubectl.get(kinds)) and now[0]["spec"]["replicas"] == 0 and now)

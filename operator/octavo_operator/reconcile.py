@@ -36,7 +36,7 @@ from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.digest import digest
 from octavo_operator.core.events import ready_event, scale_event
 from octavo_operator.core.observed import ClaimPhase, Observed
-from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, remember
+from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, recall, remember
 from octavo_operator.core.pods import told_plan
 from octavo_operator.core.privileges import account_refusal, refusal
 from octavo_operator.core.revision import Pinned, label_of, pin
@@ -71,10 +71,12 @@ class Outcome:
 
     Attributes:
         failed: whether something was refused; look again after a backoff.
+        edited: whether an answer brought an edit, whose event will be no news any more; look again at once.
         look_again_after: seconds after which to look again all the same, or None.
     """
 
     failed: bool = False
+    edited: bool = False
     look_again_after: float | None = None
 
 
@@ -82,10 +84,9 @@ class Outcome:
 class _Memory:
     """What is remembered about one InferenceService between looks."""
 
-    applied: dict[Kind, Applied] = field(default_factory=dict)
+    applied: dict[Kind, Applied]
     repairs: dict[Kind, deque[float]] = field(default_factory=dict)
     taken: set[Kind] = field(default_factory=set)
-    claim: tuple[str, ClaimPhase, float] | None = None
     account: tuple[str, Cause | None, float] | None = None
     waiting_since: float | None = None
     stall: Stall | None = None
@@ -118,6 +119,8 @@ class Reconciler:
         self._now = now
         self._monotonic = monotonic
         self._memories: dict[Key, _Memory] = {}
+        self._claims: dict[Key, tuple[ClaimPhase, float]] = {}
+        """By (namespace, name): the phase, and until when it is taken to be that."""
 
     async def reconcile(self, key: Key) -> Outcome:
         """Looks at one InferenceService and does what is missing.
@@ -133,7 +136,9 @@ class Reconciler:
             self._autoscaler.forget(key)
             return Outcome()
         try:
-            return await self._follow(key, observed, self._memories.setdefault(key, _Memory()))
+            if key not in self._memories:
+                self._memories[key] = _Memory(recall(observed.service))
+            return await self._follow(key, observed, self._memories[key])
         except Gone:
             # Deleted under us, or its namespace is terminating: the watch will tell, if it has not yet.
             return Outcome()
@@ -149,7 +154,6 @@ class Reconciler:
             patience = self._patience(memory, waits=memory.account is not None)
             return await self._refuse(observed, refused, patience)
         self._autoscaler.follow(service)
-        claim = await self._claim_phase(service, memory)
         pinned = pin(service, observed, self._render)
         label = label_of(pinned.template)
         pods = replicas_of(observed.pods, label, self._now())
@@ -162,6 +166,7 @@ class Reconciler:
         decisions = deployment_decisions(service, observed, pinned, step, pods)
         problems = await self._pin(pinned, memory)
         problems += await self._apply(desired, observed, memory, {DEPLOYMENT: decisions})
+        claim = await self._claim_phase(service)
         present = self._store.observe(key)
         if present is None or present.service["metadata"]["uid"] != service.uid:
             return Outcome()
@@ -169,6 +174,7 @@ class Reconciler:
             service,
             present,
             desired=desired,
+            applied=memory.applied,
             problems=problems,
             pending=pinned.pending,
             claim=claim,
@@ -183,10 +189,10 @@ class Reconciler:
             self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
             seconds_until_overdue(present.pods, self._now()),
             step.look_again_after,
-            edited,
         )
         return Outcome(
             failed=any(problem.reason is not Reason.NAME_TAKEN for problem in problems),
+            edited=edited,
             look_again_after=min((due for due in dues if due is not None), default=None),
         )
 
@@ -305,7 +311,7 @@ class Reconciler:
             if repeats:
                 # Only what was done counts: attempts while the API server is away are nobody's contest.
                 memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE)).append(self._monotonic())
-            repaired = repair(manifest, observed, answer, before)
+            repaired = repair(manifest, observed, answer, repeats=repeats)
             made = () if repeats else decisions.get(kind, ())
             memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
         return problems
@@ -353,9 +359,7 @@ class Reconciler:
     async def _refuse(self, observed: Observed, cause: Cause, look_again_after: float | None = None) -> Outcome:
         """Applies nothing of an object, not even what would be allowed: what runs goes on as it is."""
         edited = await self._write_status(observed, refused_status(observed.service, cause, self._now()))
-        return Outcome(
-            look_again_after=min((due for due in (edited, look_again_after) if due is not None), default=None)
-        )
+        return Outcome(edited=edited, look_again_after=look_again_after)
 
     async def _refusal(self, service: InferenceService, memory: _Memory) -> Cause | None:
         """Why nothing of an object may be applied; None when it may."""
@@ -374,18 +378,20 @@ class Reconciler:
         memory.account = (name, cause, now)
         return cause
 
-    async def _claim_phase(self, service: InferenceService, memory: _Memory) -> ClaimPhase | None:
+    async def _claim_phase(self, service: InferenceService) -> ClaimPhase | None:
+        """The state of the claim that holds the model, read once for all objects that share it."""
         if service.claim is None:
             return None
-        now = self._monotonic()
-        if memory.claim is not None:
-            name, phase, read_at = memory.claim
+        now, key = self._monotonic(), (service.namespace, service.claim)
+        phase, fresh_until = self._claims.get(key, (ClaimPhase.MISSING, now))
+        if now >= fresh_until:
+            claim = await self._port.get(CLAIM, *key)
+            phase = (
+                ClaimPhase(claim.get("status", {}).get("phase", ClaimPhase.PENDING)) if claim else ClaimPhase.MISSING
+            )
             fresh = FRESH_SECONDS if phase is ClaimPhase.BOUND else POLL_SECONDS[0] / 2
-            if name == service.claim and now - read_at < fresh:
-                return phase
-        claim = await self._port.get(CLAIM, service.namespace, service.claim)
-        phase = ClaimPhase(claim.get("status", {}).get("phase", ClaimPhase.PENDING)) if claim else ClaimPhase.MISSING
-        memory.claim = (service.claim, phase, now)
+            known = {one: told for one, told in self._claims.items() if now < told[1]}
+            self._claims = known | {key: (phase, now + fresh)}
         return phase
 
     def _patience(self, memory: _Memory, *, waits: bool) -> float | None:
@@ -399,14 +405,10 @@ class Reconciler:
         first, most = POLL_SECONDS
         return min(most, first + (now - memory.waiting_since) / 10)
 
-    async def _write_status(self, observed: Observed, status: Manifest) -> float | None:
-        """Writes a status that differs.
-
-        Returns:
-            When to look again: at once when the answer brought an edit, since its event will be no news any more.
-        """
+    async def _write_status(self, observed: Observed, status: Manifest) -> bool:
+        """Writes a status that differs; whether the answer brought an edit."""
         if is_written(status, observed.service):
-            return None
+            return False
         metadata = observed.service["metadata"]
         manifest = {
             "apiVersion": INFERENCE_SERVICE.api_version,
@@ -422,7 +424,7 @@ class Reconciler:
             event = event_of(observed.service, status, self._now())
             if event is not None:
                 await self._announce(event)
-        return None if _wish(answer) == _wish(observed.service) else 0.0
+        return _wish(answer) != _wish(observed.service)
 
     async def _announce(self, event: Manifest) -> None:
         """Writes an Event, as far as it can be written: it is told for people, and nothing depends on it."""

@@ -49,7 +49,7 @@ class Settings:
         kubeconfig: path of the credentials; None for the pod's service account, else the usual places.
         host: address of the operator's own HTTP server.
         port: port of the operator's own HTTP server.
-        workers: how many InferenceServices are looked at at once; one more is for edits alone.
+        workers: how many InferenceServices are looked at at once; as many again are for edits alone.
         resync_seconds: time between two complete lists.
         log_level: one of the names of the logging module.
         json_logs: whether log lines are JSON.

@@ -23,6 +23,9 @@ def test_figures_leave_out_what_did_not_run() -> None:
     assert figures({("step", "ours", 180.0): USUAL}) == {}
 
 
+KEPT = replace(USUAL, violations=0.01)
+
+
 def test_figures_compare_with_the_cheapest_that_is_no_later() -> None:
     found = figures(
         compared(
@@ -32,26 +35,68 @@ def test_figures_compare_with_the_cheapest_that_is_no_later() -> None:
             dear=replace(USUAL, violations=0.0, gpu_hours=10.0),
         )
     )
-    assert found["worst_gpu_hours_ratio"] == pytest.approx(5 / 8)
+    assert found["worst_gpu_hours_vs_no_later"] == pytest.approx(5 / 8)
 
 
 def test_figures_compare_with_the_least_late_where_all_are_later() -> None:
     found = figures(compared(USUAL, a=replace(USUAL, violations=0.1, gpu_hours=4.0), b=replace(USUAL, violations=0.3)))
-    assert found["mean_gpu_hours_vs_best_other"] == pytest.approx(5 / 4)
+    assert found["mean_gpu_hours_vs_no_later"] == pytest.approx(5 / 4)
+
+
+def test_figures_count_where_others_keep_to_one_percent_and_ours_does_not() -> None:
+    assert figures(compared(USUAL, other=USUAL)).get("not_kept") is None
+    assert figures(compared(USUAL, other=KEPT))["not_kept"] == 1
+    assert figures(compared(KEPT, other=KEPT))["not_kept"] == 0
+
+
+def test_figures_compare_with_the_cheapest_that_keeps_to_one_percent() -> None:
+    found = figures(
+        compared(
+            KEPT,
+            late=replace(USUAL, gpu_hours=1.0),
+            cheap=replace(KEPT, gpu_hours=4.0),
+            punctual=replace(KEPT, violations=0.0, gpu_hours=10.0),
+        )
+    )
+    assert found["worst_gpu_hours_ratio"] == pytest.approx(5 / 4)
+    assert "worst_gpu_hours_ratio" not in figures(compared(USUAL, other=KEPT))
+
+
+def test_figures_compare_over_all_with_the_one_policy_that_always_keeps_it() -> None:
+    means = compared(KEPT, seldom=replace(KEPT, gpu_hours=1.0), always=replace(KEPT, gpu_hours=10.0)) | {
+        ("ramp", "ours", 180.0): replace(KEPT, gpu_hours=4.0),
+        ("ramp", "seldom", 180.0): USUAL,
+        ("ramp", "always", 180.0): replace(KEPT, gpu_hours=5.0),
+        ("azure-conv", "ours", 180.0): replace(USUAL, gpu_hours=4.0),  # nobody keeps it: it counts all the same
+        ("azure-conv", "seldom", 180.0): USUAL,
+        ("azure-conv", "always", 180.0): replace(USUAL, gpu_hours=16.0),
+    }
+    assert figures(means)["mean_gpu_hours_vs_best_other"] == pytest.approx((5 / 10 * 4 / 5 * 4 / 16) ** (1 / 3))
+
+
+def test_figures_elsewhere_count_late_requests_for_each_hour_added() -> None:
+    least = {"constant-min": replace(USUAL, violations=1.0, gpu_hours=1.0)}
+    others = {"a": replace(USUAL, gpu_hours=3.0), "b": replace(USUAL, violations=0.03, gpu_hours=11.0)}
+    assert figures(compared(USUAL, **least, **others))["worst_late_per_gpu_hour_added_ratio"] == pytest.approx(
+        (0.02 / 4) / (0.03 / 10)
+    )
+    kept = figures(compared(USUAL, **least, **others, c=KEPT))
+    assert "worst_late_per_gpu_hour_added_ratio" not in kept
 
 
 def test_figures_tell_the_worst_of_ours() -> None:
     means = compared(USUAL, other=USUAL) | {
+        ("step", "ours", 30.0): replace(USUAL, overshoot=4),  # only the long start-up counts
+        ("step", "other", 30.0): USUAL,
         ("loss-10", "ours", 180.0): replace(USUAL, overshoot=7, decision_seconds=9.0, lost_scale_downs=2),
         ("loss-10", "other", 180.0): replace(USUAL, gpu_hours=10.0),
     }
-    found = figures(means)
-    assert found == pytest.approx(
+    assert figures(means) == pytest.approx(
         {
-            "worst_gpu_hours_ratio": 1.0,
-            "mean_gpu_hours_vs_best_other": 0.75,
+            "worst_gpu_hours_vs_no_later": 1.0,
+            "mean_gpu_hours_vs_no_later": 0.5 ** (1 / 3),
             "late_share": 0.02,
-            "late_share_best_other": 0.02,
+            "late_share_no_later": 0.02,
             "step_overshoot": 1,
             "decision_s": 9.0,
             "scale_downs_from_missing": 2,

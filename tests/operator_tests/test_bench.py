@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.reconciling_ceiling import by_kind, renamed, shares
+from bench.reconciling_ceiling import by_kind, renamed, shares, with_port
 from bench.reconciling_world import Arrivals, Write, mutations
 
 SAMPLE = {"name": "recorded-sample", "uid": "uid-sample"}
@@ -76,6 +76,15 @@ def test_renamed_keeps_the_precondition_of_a_status() -> None:
     after = renamed(before, SAMPLE, OTHER)
     assert after.path == f"{ROOT}/isvc-00007/status"
     assert json.loads(after.body)["metadata"] == OTHER
+
+
+def test_with_port_makes_an_edit_of_the_write_that_only_creates() -> None:
+    body = {"kind": "Service", "metadata": {"name": "a", "resourceVersion": "1"}, "spec": {"ports": [{"port": 80}]}}
+    assert json.loads(with_port(write("/x", body), 8080).body) == {
+        "kind": "Service",
+        "metadata": {"name": "a"},
+        "spec": {"ports": [{"port": 8080}]},
+    }
 
 
 def test_arrivals_count_a_status_of_the_present_generation_only() -> None:

@@ -244,6 +244,63 @@ async def test_stuck_looks_names_the_one_that_hangs(cluster: FakeCluster, monkey
         await task
 
 
+async def test_run_creates_one_at_a_time_while_edits_come(cluster: FakeCluster) -> None:
+    """What a burst writes is what an edit would wait for at the API server."""
+    cluster.put(inference_service(**LOCAL))
+    operator = Operator(cluster)
+    under_way: set[Key] = set()
+    most = 0
+
+    async def look(key: Key) -> Outcome:
+        nonlocal most
+        under_way.add(key)
+        await asyncio.sleep(0)
+        if operator.controller._queue._calm_at > asyncio.get_running_loop().time():
+            most = max(most, len(under_way - {KEY}))
+        under_way.remove(key)
+        return await operator.reconciler.reconcile(key)
+
+    async with running(operator):
+        await until(lambda: cluster.all(DEPLOYMENT))
+        operator.controller._look = look
+        cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(replicas=3))
+        await until(lambda: cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == 3)
+        for number in range(20):
+            cluster.put(inference_service(f"burst-{number}", **LOCAL))
+        await until(lambda: len(cluster.all(DEPLOYMENT)) == 21)
+        assert most == 1
+
+
+@pytest.mark.parametrize("failed", [False, True])
+async def test_run_edit_that_an_answer_brought_overtakes_the_burst_and_waits_for_no_backoff(failed: bool) -> None:
+    looks: list[str] = []
+
+    async def look(key: Key) -> Outcome:
+        looks.append(key[1])
+        return Outcome(failed=failed, edited=looks == ["edited"])
+
+    controller = Controller(FakeCluster(), Store(), look, Metrics(), workers=1)
+    for name in ("edited", "burst-1", "burst-2"):
+        controller.look_at(("default", name))
+    task = asyncio.create_task(controller.run())
+    await until(lambda: len(looks) == 4)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert looks == ["edited", "edited", "burst-1", "burst-2"]
+
+
+async def test_on_event_children_that_go_with_their_owner_are_no_outage(cluster: FakeCluster) -> None:
+    operator = Operator(cluster)
+    async with running(operator):
+        cluster.put(inference_service(**LOCAL))
+        await until(lambda: cluster.all(DEPLOYMENT))
+    cluster.delete(INFERENCE_SERVICE, KEY)
+    assert cluster.all(SERVICE) == []
+    assert not operator.controller._queue._urgent
+    assert len(operator.controller._queue) == 1
+
+
 async def test_run_failed_look_backs_off(cluster: FakeCluster) -> None:
     async def look(_: Key) -> Outcome:
         times.append(time.monotonic())
@@ -274,6 +331,7 @@ async def test_run_before_its_turn_learns_and_does_nothing(cluster: FakeCluster)
         await asyncio.sleep(0.01)
         assert cluster.writes == 0
         assert operator.looks == []
+        assert operator.metrics.registry.get_sample_value("octavo_operator_queue_depth") == 0
         turn.set()
         await until(lambda: len(cluster.all(SERVICE)) == 2)
 

@@ -19,7 +19,7 @@ from octavo_operator.api.names import (
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.observed import Observed
-from octavo_operator.core.plan import Applied, Plan, is_ours, kind_of, plan, remember
+from octavo_operator.core.plan import Applied, Plan, is_ours, kind_of, plan, recall, record_of, remember
 from octavo_operator.core.rollout import Step
 from octavo_operator.testing import FakeCluster, inference_service
 
@@ -72,11 +72,31 @@ def test_plan_creates_then_rests() -> None:
     assert world.plan() == Plan()
 
 
-def test_plan_after_a_restart_applies_once_and_changes_nothing() -> None:
+def test_plan_after_a_restart_is_empty_and_repairs_what_was_changed_meanwhile() -> None:
+    world = World()
+    world.carry_out(world.plan())
+    record = record_of(world.applied)
+    world.applied = recall({"status": {"applied": record}})
+    assert world.plan() == Plan()
+    world.cluster.edit(DEPLOYMENT, KEY, lambda one: one["spec"].update(replicas=7))
+    world.cluster.edit(SERVICE, KEY, lambda one: one["spec"]["ports"][0].update(nodePort=30000))  # none of ours
+    world.applied = recall({"status": {"applied": record}})
+    assert [kind_of(one) for one in world.plan().apply] == [DEPLOYMENT]
+
+
+@pytest.mark.parametrize("text", ["", "/", "theirs", "a/b/c"])
+def test_recall_of_a_record_that_somebody_changed_applies_once_more(text: str) -> None:
+    world = World()
+    world.carry_out(world.plan())
+    world.applied = recall({"status": {"applied": record_of(world.applied) | {"Service": text, "Pod": text}}})
+    assert [kind_of(one) for one in world.plan().apply] == [SERVICE]
+
+
+def test_plan_without_a_record_applies_once_and_changes_nothing() -> None:
     world = World()
     world.carry_out(world.plan())
     before = world.cluster.all(DEPLOYMENT)
-    world.applied.clear()
+    world.applied = recall({})
     assert len(world.plan().apply) == len(CHILDREN)
     world.carry_out(world.plan())
     assert world.plan() == Plan()

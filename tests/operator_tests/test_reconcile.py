@@ -198,10 +198,34 @@ async def test_reconcile_claim_awaited_long_is_read_less_often(world: World) -> 
     assert waits == sorted(waits)
 
 
+@pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 3}}], ids=["plain", "autoscaled"])
+async def test_reconcile_by_a_process_that_takes_over_writes_nothing_but_repairs(
+    world: World, spec: dict[str, Any]
+) -> None:
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(spec))
+    await world.look()
+    await world.autoscaler.close()
+    writes = world.cluster.writes
+    world.reconciler = world.start()
+    await world.look()
+    assert world.cluster.writes == writes
+    await world.autoscaler.close()
+    world.cluster.edit(DEPLOYMENT, KEY, lambda one: one["spec"].update(replicas=7))
+    world.cluster.delete(SERVICE, KEY)
+    world.reconciler = world.start()
+    await world.look()
+    await world.autoscaler.close()
+    assert [one["spec"]["replicas"] for one in world.cluster.all(DEPLOYMENT)] == [1]
+    assert len(world.cluster.all(SERVICE)) == 1
+    assert world.cluster.writes == writes + 3  # both children, and the record of why
+
+
 async def test_reconcile_bound_claim_is_not_read_each_time(world: World) -> None:
     await world.look()
     world.cluster.fail_on("get", CLAIM, Unavailable("must not be read"))
     await world.look()
+    world.cluster.put(inference_service("other"))  # it has its model in the same claim
+    await world.reconciler.reconcile(("default", "other"))
     world.seconds += 61
     with pytest.raises(Unavailable):
         await world.look()

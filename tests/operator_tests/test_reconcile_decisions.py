@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, POD, REVISION, SERVICE
+from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, NETWORK_POLICY, POD, REVISION, SERVICE
 from octavo_operator.core.decisions import read_record
 from octavo_operator.errors import Gone, Rejected, Unavailable
 from octavo_operator.testing import inference_service
@@ -121,7 +121,26 @@ async def test_reconcile_what_changed_while_the_operator_was_away_is_told(world:
     await world.look()
     ((subject, decision, because),) = decisions(world)
     assert (subject, decision) == ("Repair", "Service chat was put right: spec.type: NodePort to ClusterIP")
-    assert because.startswith("it differed when the operator started")
+    assert because == "someone else had changed it"
+
+
+async def test_reconcile_what_another_version_made_is_told_and_what_its_spec_asked_for_is_not(world: World) -> None:
+    """The record of the last apply tells that this one is another; only the generation tells whether a user asked."""
+
+    def older(one: Any) -> None:
+        one["spec"]["ingress"] = [{}]
+
+    world.cluster.edit(NETWORK_POLICY, KEY, older)
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["status"]["applied"].update(NetworkPolicy="older/older"))
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["status"]["applied"].update(Service="older/older"))
+    world.reconciler = world.start()
+    await world.look()
+    ((subject, decision, because),) = decisions(world)
+    assert (subject, decision[:34]) == ("Repair", "NetworkPolicy chat was put right: ")
+    assert because.startswith("the spec did not change")
+    edit(world, service={"type": "ClusterIP", "port": 81})
+    await world.look()
+    assert len(decisions(world)) == 1
 
 
 async def test_reconcile_record_that_is_refused_or_late_holds_nothing_up(world: World) -> None:

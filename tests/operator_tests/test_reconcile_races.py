@@ -54,8 +54,8 @@ async def test_reconcile_edit_that_the_answer_brings_before_its_event(
     edited = world.cluster.edit(INFERENCE_SERVICE, KEY, change)
     outcome = await world.look()
     assert world.store.upsert(INFERENCE_SERVICE, edited) == set()
-    assert outcome.look_again_after == 0.0
-    assert (await world.look()).look_again_after is None
+    assert outcome.edited
+    assert not (await world.look()).edited
     (service,) = world.cluster.all(INFERENCE_SERVICE)
     assert service["status"]["observedGeneration"] == service["metadata"]["generation"]
 
@@ -83,7 +83,7 @@ async def test_reconcile_takes_over_nothing_that_replaced_its_child(world: World
 @pytest.mark.parametrize("error", [Unavailable("down"), Stale("changed")], ids=["outage", "conflict"])
 async def test_reconcile_outage_at_any_request_heals(world: World, error: Exception) -> None:
     requests: list[tuple[str, Any]] = [
-        ("get", CLAIM), ("apply", REVISION), ("apply", SERVICE), ("apply", DEPLOYMENT),
+        ("apply", REVISION), ("apply", SERVICE), ("apply", DEPLOYMENT), ("get", CLAIM),
         ("apply_status", INFERENCE_SERVICE),
     ]  # fmt: skip
     for method, kind in requests:

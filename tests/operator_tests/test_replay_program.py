@@ -21,14 +21,14 @@ BEGAN = datetime(2026, 12, 1, 12, tzinfo=UTC)
 
 
 def surge() -> list[bytes]:
-    """Five minutes: a pod is half busy, is flooded for two minutes, gets two more after one, and is idle again."""
+    """Five minutes: a pod is half busy, is flooded for two minutes, there are three after one, and it is over."""
     ring, state, desired, now = Ring(), start(SETTINGS, -600.0), 1, 0.0
     finished = dict.fromkeys(range(3), 0.0)
     queue = 0.0
     for number in range(60):
         now = 5.0 * number
         comes = 1.0 if 60 <= now < 180 else 0.1  # requests a second
-        serving = desired if now >= 120 else 1
+        serving = 3 if now >= 120 else 1
         queue = max(0.0, queue + 5 * (comes - 0.4 * serving))
         running = 16.0 if queue else 16 * comes / (0.4 * serving)
         pods = []

@@ -7,7 +7,7 @@ import pytest
 
 from octavo_operator.api.conditions import ConditionType
 from octavo_operator.api.service import InferenceService
-from octavo_operator.autoscale.core.report import Load, Report, Scaled, worth_telling
+from octavo_operator.autoscale.core.report import Load, Report, Scaled, stored_load, worth_telling
 from octavo_operator.autoscale.core.values import Decision, Verdict
 from octavo_operator.core.scaling import scaling_fields, scaling_verdicts
 from octavo_operator.testing import inference_service
@@ -57,7 +57,7 @@ def service(**spec: Any) -> InferenceService:
     ],
 )
 def test_scaling_verdicts(spec: dict[str, Any], report: Report | None, metrics: str, scaling: str, says: str) -> None:
-    found = scaling_verdicts(service(**spec), report)
+    found = scaling_verdicts(service(**spec), report, {})
     status, cause = found[ConditionType.METRICS_AVAILABLE]
     assert f"{status} {cause.reason}" == metrics
     if report is not None and report.trouble:
@@ -68,15 +68,37 @@ def test_scaling_verdicts(spec: dict[str, Any], report: Report | None, metrics: 
 
 
 def test_scaling_without_autoscaling_says_nothing() -> None:
-    assert scaling_verdicts(service(autoscaling=None), REPORT) == {}
+    assert scaling_verdicts(service(autoscaling=None), REPORT, {}) == {}
     assert scaling_fields(service(autoscaling=None), REPORT, {"cacheUsage": 3, "lastScale": {}}) == {}
 
 
 def test_scaling_words_do_not_move_with_the_figures() -> None:
     """A condition that changed with each sample would be a write with each sample."""
     moved = replace(REPORT, decision=replace(DECISION, demand=2.9, expected=3.1, busiest=0.9, kept=4))
-    assert scaling_verdicts(service(), moved) == scaling_verdicts(service(), REPORT)
+    assert scaling_verdicts(service(), moved, {}) == scaling_verdicts(service(), REPORT, {})
     assert scaling_fields(service(), moved, {}) == scaling_fields(service(), REPORT, {})
+
+
+@pytest.mark.parametrize(
+    ("stored", "kept"),
+    [
+        ({}, True),
+        ({"observedGeneration": 0}, False),
+        ({"reason": "OfAnotherVersion"}, False),
+        ({"type": "Ready"}, False),
+    ],
+)
+def test_scaling_verdicts_of_an_earlier_operator_stay_until_the_pods_are_asked(
+    stored: dict[str, Any], kept: bool
+) -> None:
+    before = scaling_verdicts(service(), replace(REPORT, rivalled=True), {})
+    conditions: list[dict[str, Any]] = [
+        {"type": str(kind), "status": status, "reason": cause.reason, "message": cause.message, "observedGeneration": 1}
+        for kind, (status, cause) in before.items()
+    ]
+    conditions[0] |= stored
+    found = scaling_verdicts(service(), None, {"conditions": conditions})
+    assert found == (before if kept else scaling_verdicts(service(), None, {}))
 
 
 def test_scaling_fields_keep_what_an_earlier_operator_wrote() -> None:
@@ -92,8 +114,13 @@ def test_scaling_fields_keep_what_an_earlier_operator_wrote() -> None:
         "time": "2026-01-01T00:00:00Z",
         "from": 2,
         "to": 3,
-        "reason": "2.4 replicas' worth of work come in, and it climbs to 2.9 until a new pod serves",
+        "reason": "2.4 replicas' worth of work come in, and 2.9 are expected when a new pod serves",
     }
+
+
+def test_stored_load() -> None:
+    assert stored_load({"cacheUsage": 10, "queueLength": 2}) == Load(10, 2)
+    assert stored_load({"cacheUsage": 10}) is None
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,11 @@ def forgets_what_it_applied(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reconcile, "remember", lambda *_: Applied("", ""))
 
 
+@mutant("takeover")
+def recalls_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reconcile, "recall", lambda _: {})
+
+
 @mutant("drift")
 def leaves_drift_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan_module, "remember", lambda sent, _: Applied(digest(sent), ""))

@@ -122,7 +122,7 @@ def test_status_is_total_and_settles(
 ) -> None:
     def computed(manifest: Manifest) -> Manifest:
         observed = Observed(manifest, {DEPLOYMENT: child} if child else {}, tuple(found))
-        return desired_status(SERVICE, observed, desired=DESIRED, problems=wrong, claim=claim, now=NOW)
+        return desired_status(SERVICE, observed, desired=DESIRED, applied={}, problems=wrong, claim=claim, now=NOW)
 
     status = computed(MANIFEST)
     assert [one["type"] for one in status["conditions"]] == [

@@ -17,7 +17,7 @@ from octavo_operator.api.names import AUTOSCALER, DELETION_COST, INFERENCE_SERVI
 from octavo_operator.api.service import InferenceService
 from octavo_operator.autoscale.core.decide import State, decide, start
 from octavo_operator.autoscale.core.recording import VERSION, Heading, Round, line_of
-from octavo_operator.autoscale.core.report import Load, Report, Scaled, worth_telling
+from octavo_operator.autoscale.core.report import Load, Report, Scaled, stored_load, worth_telling
 from octavo_operator.autoscale.core.ring import Ring
 from octavo_operator.autoscale.core.rival import Rival
 from octavo_operator.autoscale.core.values import Decision, Pod, Sample, Settings
@@ -167,7 +167,8 @@ class Autoscaler:
         scaled = None
         if decision.replicas != replicas and acts:
             scaled = await self._scale(followed, observed, replicas, decision)
-        self._tell(followed, decision, scaled, pods, trouble, now)
+        stored = stored_load(observed.service.get("status", {}))
+        self._tell(followed, decision, scaled, pods, trouble, stored, now)
         return BUSY_INTERVAL_SECONDS if decision.busiest >= BUSY else INTERVAL_SECONDS
 
     def _decide(self, followed: _Followed, pods: list[Pod], replicas: int, now: float, *, acts: bool) -> Decision:
@@ -213,11 +214,12 @@ class Autoscaler:
         scaled: Scaled | None,
         pods: list[Pod],
         trouble: str,
+        stored: Load | None,
         now: float,
     ) -> None:
         """Leaves the report, and says so when the status should change."""
         before = followed.report
-        told = before.load if before is not None else None
+        told = before.load if before is not None else stored
         usable = [followed.samples[pod.uid] for pod in pods if pod.ready_at is not None and pod.uid in followed.samples]
         if usable and decision.answered:
             usage = sum(sample.cache_usage for sample in usable) / len(usable)

@@ -28,9 +28,8 @@ from octavo_operator.api.service import InferenceService
 from octavo_operator.autoscale.core.report import Scaled
 from octavo_operator.core.desired import revision
 from octavo_operator.core.differences import differences, told
-from octavo_operator.core.digest import digest
 from octavo_operator.core.observed import Observed
-from octavo_operator.core.plan import Applied, kind_of, same_fields
+from octavo_operator.core.plan import kind_of, same_fields
 from octavo_operator.core.revision import Pinned, applied_template, label_of
 from octavo_operator.core.rollout import Replica, Step, surge_of
 
@@ -53,8 +52,9 @@ SENTENCE_LIMIT = 500
 """Characters of a decision or a reason."""
 
 DATA = {"record": "decisions"}
-FOLLOWED = ("spec.replicas", "spec.strategy", "spec.template")
-"""Fields of a Deployment that change because of the spec or of a decision which is recorded as such."""
+FOLLOWED = ("spec.replicas", "spec.strategy", "spec.template", "spec.progressDeadlineSeconds")
+"""Fields of a Deployment that change because of the spec, of the plan that a pod tells, or of a decision which is
+recorded as such."""
 
 
 class Subject(StrEnum):
@@ -116,19 +116,18 @@ def deployment_decisions(
     return tuple(made)
 
 
-def repair(manifest: Manifest, observed: Observed, answer: Manifest, before: Applied | None) -> Decision | None:
+def repair(manifest: Manifest, observed: Observed, answer: Manifest, *, repeats: bool) -> Decision | None:
     """What writing a child has put right; None when it only followed the spec, or changed nothing.
 
     Args:
         manifest: what was applied.
         observed: what existed before.
         answer: the child afterwards.
-        before: what was applied before; None when this is the first time since the operator has started.
+        repeats: whether the same manifest had been applied before.
     """
-    repeats = before is not None and before.sent == digest(manifest)
-    if before is not None and not repeats:
+    service, kind, name = observed.service, manifest["kind"], manifest["metadata"]["name"]
+    if not repeats and service.get("status", {}).get("observedGeneration") != service["metadata"]["generation"]:
         return None
-    kind, name = manifest["kind"], manifest["metadata"]["name"]
     child = observed.children.get(kind_of(manifest))
     if child is None:
         if not repeats:
@@ -140,7 +139,7 @@ def repair(manifest: Manifest, observed: Observed, answer: Manifest, before: App
         why = "someone else had changed it"
     else:
         changed = [(path, text) for path, text in changed if not path.startswith(FOLLOWED)]
-        why = "it differed when the operator started: changed meanwhile, or made by another version of the operator"
+        why = "the spec did not change: another version of the operator had made it, or its last apply is not on record"
     if not changed:
         return None
     what = f"{kind} {name} was put right: {told([text for _, text in changed])}"

@@ -3,16 +3,18 @@
 The API server rewrites some of what is applied (`1000m` becomes `1`) and adds defaults, so that desired and observed
 can never be compared as they are. Server-side apply itself knows the answer but costs a request. Therefore the
 operator remembers, per child, two digests from its last apply: of what it sent, and of what the server made of the
-fields that were sent. A child is written again when
+fields that were sent. They are on record in the object's status too, so that the next process remembers what this one
+did (ADR 21). A child is written again when
 
 - the desired manifest is another one than was sent, or
 - one of the fields that were sent now reads otherwise than the server answered (drift), or
-- nothing is remembered: the operator has just started. An apply that changes nothing is not even a new
-  resourceVersion for the server.
+- nothing is remembered: the process that applied it ended before it wrote the status. An apply that changes nothing is
+  not even a new resourceVersion for the server.
 
 Fields that other managers add, and the status, are not looked at, so that they cause no writes.
 
-Invariant: applying a plan and remembering the answers makes the next plan empty (tests/operator_tests/test_plan.py).
+Invariant: applying a plan and remembering the answers makes the next plan empty, and so does recalling them from the
+record (tests/operator_tests/test_plan.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +25,7 @@ from octavo_operator.api.names import CHILDREN, MANAGED_BY, OPERATOR, OWNER_LABE
 from octavo_operator.core.digest import digest
 from octavo_operator.core.observed import Observed
 
-__all__ = ["Applied", "Plan", "is_ours", "kind_of", "plan", "remember", "same_fields"]
+__all__ = ["Applied", "Plan", "is_ours", "kind_of", "plan", "recall", "record_of", "remember", "same_fields"]
 
 CHILD_KINDS = {(kind.api_version, kind.kind): kind for kind in CHILDREN}
 
@@ -81,6 +83,21 @@ def remember(sent: Manifest, answer: Manifest) -> Applied:
     # The items of a list bear no kind.
     fields = {name: value for name, value in sent.items() if name not in {"apiVersion", "kind"}}
     return Applied(digest(sent), digest(same_fields(answer, fields)))
+
+
+def record_of(applied: Mapping[Kind, Applied]) -> dict[str, str]:
+    """What is remembered, as the status keeps it: `SENT/ANSWERED` by kind."""
+    return {kind.kind: f"{one.sent}/{one.answered}" for kind, one in applied.items()}
+
+
+def recall(service: Manifest) -> dict[Kind, Applied]:
+    """What an InferenceService's status has on record of the last applies.
+
+    A record that somebody changed is at worst of another apply: then the child is applied once more.
+    """
+    on_record: dict[str, str] = service.get("status", {}).get("applied", {})
+    pairs = ((kind, on_record[kind.kind].partition("/")) for kind in CHILDREN if kind.kind in on_record)
+    return {kind: Applied(sent, answered) for kind, (sent, _, answered) in pairs}
 
 
 def kind_of(manifest: Manifest) -> Kind:

@@ -6,6 +6,9 @@ A key stands for "look again", so that ten events before a look need one look. W
 - a key is handed to one worker at a time; news about it meanwhile makes it ready once more when the worker is done;
 - an `add` is followed by a `take` of that key: nothing is lost;
 - an edit by a user overtakes the burst (`urgent`); each lane is first in, first out;
+- while edits come, the others are handed out one at a time: what a burst of new objects writes is what the API server
+  would be busy with when the edit is written. One at a time is nearly as fast for them. One that takes longer than
+  `CALM_SECONDS` holds the next one back no more, so that they never stand still;
 - a failing key waits longer each time, up to `max_delay`, and news about it does not wait. A look that news brought
   and that fails again before the wait is over neither lengthens nor restarts the wait: else a pod that is starting,
   with its many events, would make an object wait for minutes.
@@ -14,11 +17,15 @@ A key stands for "look again", so that ten events before a look need one look. W
 from collections import defaultdict
 from collections.abc import Hashable
 from heapq import heappop, heappush
+from math import inf
 from typing import Generic, TypeVar
 
 __all__ = ["WorkQueue"]
 
 K = TypeVar("K", bound=Hashable)
+
+CALM_SECONDS = 1.0
+"""For how long after an edit the others give way, since edits come in series; and how long they wait for each other."""
 
 
 class WorkQueue(Generic[K]):
@@ -29,7 +36,9 @@ class WorkQueue(Generic[K]):
         self._max_delay = max_delay
         self._urgent: dict[K, None] = {}
         self._ready: dict[K, None] = {}
-        self._active: set[K] = set()
+        self._active: dict[K, float] = {}
+        """When each was handed out; an edit, which holds nobody back, ages ago."""
+        self._calm_at = -inf
         self._again: dict[K, bool] = {}
         self._due: dict[K, float] = {}
         self._timers: list[tuple[float, int, K]] = []
@@ -101,34 +110,47 @@ class WorkQueue(Generic[K]):
             if not self._is_stale(timer):
                 del self._due[timer[2]]
                 self.add(timer[2])
-        for lane in (self._urgent,) if urgent_only else (self._urgent, self._ready):
-            for key in lane:
-                del lane[key]
-                self._due.pop(key, None)
-                self._active.add(key)
-                return key
+        if self._urgent:
+            self._calm_at = now + CALM_SECONDS
+            return self._hand_out(self._urgent, -inf)
+        if self._ready and not urgent_only and now >= self._gives_way_until():
+            return self._hand_out(self._ready, now)
         return None
 
     def done(self, key: K) -> None:
         """Takes a key back from its worker."""
-        self._active.remove(key)
+        del self._active[key]
         again = self._again.pop(key, None)
         if again is not None:
             self.add(key, urgent=again)
 
-    def next_due(self) -> float | None:
-        """When `take` may have something that it has not now; None when only an `add` can bring it."""
+    def next_due(self, now: float) -> float | None:
+        """When `take` may have something that it has not now; None when only an `add` or a `done` can bring it."""
         while self._timers and self._is_stale(self._timers[0]):
             heappop(self._timers)
-        return self._timers[0][0] if self._timers else None
+        dues = [self._timers[0][0]] if self._timers else []
+        if self._ready and now < self._gives_way_until():
+            dues.append(self._gives_way_until())
+        return min(dues, default=None)
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the structure contradicts itself."""
         assert not self._urgent.keys() & self._ready.keys()
-        assert not self._active & (self._urgent.keys() | self._ready.keys())
-        assert self._again.keys() <= self._active
+        assert not self._active.keys() & (self._urgent.keys() | self._ready.keys())
+        assert self._again.keys() <= self._active.keys()
         assert self._retry_at.keys() == self._failures.keys()
         assert all(any(timer == (due, timer[1], key) for timer in self._timers) for key, due in self._due.items())
+
+    def _hand_out(self, lane: dict[K, None], since: float) -> K:
+        key = next(iter(lane))
+        del lane[key]
+        self._due.pop(key, None)
+        self._active[key] = since
+        return key
+
+    def _gives_way_until(self) -> float:
+        """When one that is no edit may be handed out, if nothing happens before."""
+        return min(self._calm_at, max(self._active.values(), default=-inf) + CALM_SECONDS)
 
     def _is_stale(self, timer: tuple[float, int, K]) -> bool:
         return self._due.get(timer[2]) != timer[0]

@@ -10,12 +10,21 @@ from octavo_operator.core.containers import Cause
 __all__ = ["scaling_fields", "scaling_verdicts"]
 
 KEPT = ("cacheUsage", "queueLength", "lastScale")
+KINDS = (ConditionType.METRICS_AVAILABLE, ConditionType.SCALING_ACTIVE)
+REASONS = frozenset(Reason)
 
 
-def scaling_verdicts(service: InferenceService, report: Report | None) -> dict[ConditionType, tuple[str, Cause]]:
+def scaling_verdicts(
+    service: InferenceService, report: Report | None, stored: Manifest
+) -> dict[ConditionType, tuple[str, Cause]]:
     """Status and cause of MetricsAvailable and ScalingActive; none where autoscaling is not asked for.
 
     The words change only with what they tell: a figure that moves each second is no condition's.
+
+    Args:
+        service: the object.
+        report: what is known.
+        stored: the present status. What it says of the same spec stays until the pods have been asked.
     """
     autoscaling = service.spec.autoscaling
     if autoscaling is None:
@@ -26,6 +35,12 @@ def scaling_verdicts(service: InferenceService, report: Report | None) -> dict[C
         paused = Cause(reason, "there is nothing to scale; autoscaling goes on when the service does")
         return _both("Unknown", Cause(Reason.NO_PODS, "there are no pods"), "False", paused)
     if report is None:
+        known = {one["type"]: one for one in stored.get("conditions", ()) if _speaks_of(service, one)}
+        if all(kind in known for kind in KINDS):
+            return {
+                kind: (known[kind]["status"], Cause(Reason(known[kind]["reason"]), known[kind]["message"]))
+                for kind in KINDS
+            }
         waits = Cause(Reason.UNKNOWN, "the pods have not been asked yet")
         return _both("Unknown", waits, "Unknown", waits)
     metrics = _metrics(report)
@@ -68,6 +83,10 @@ def scaling_fields(service: InferenceService, report: Report | None, stored: Man
             "reason": scaled.reason,
         }
     return fields
+
+
+def _speaks_of(service: InferenceService, condition: Manifest) -> bool:
+    return condition.get("observedGeneration") == service.generation and condition["reason"] in REASONS
 
 
 def _both(

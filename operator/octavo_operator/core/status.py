@@ -7,7 +7,7 @@ far the rollout is. Nothing is remembered but the time of a condition's last cha
 cause.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -18,7 +18,7 @@ from octavo_operator.autoscale.core.report import Report
 from octavo_operator.core.containers import Cause
 from octavo_operator.core.desired import service_url
 from octavo_operator.core.observed import ClaimPhase, Observed
-from octavo_operator.core.plan import is_ours
+from octavo_operator.core.plan import Applied, is_ours, record_of
 from octavo_operator.core.pods import current_pods, placement_fault, serving_fault, told_plan
 from octavo_operator.core.scaling import scaling_fields, scaling_verdicts
 from octavo_operator.core.setup import setup_fault
@@ -33,6 +33,7 @@ FIELDS = (
     "selector",
     "url",
     "plan",
+    "applied",
     "cacheUsage",
     "queueLength",
     "lastScale",
@@ -54,6 +55,7 @@ def desired_status(
     observed: Observed,
     *,
     desired: Sequence[Manifest],
+    applied: Mapping[Kind, Applied],
     problems: Sequence[Cause],
     pending: str = "",
     claim: ClaimPhase | None,
@@ -66,6 +68,7 @@ def desired_status(
         service: the object.
         observed: what exists.
         desired: its desired children.
+        applied: what is remembered of their last applies.
         problems: what went wrong while applying them, the first the most telling.
         pending: what an update would change, empty when nothing.
         claim: the state of the claim that holds the model; None for a path inside the container.
@@ -84,6 +87,7 @@ def desired_status(
     if failure is not None and problems:
         progressing = _Verdict("False", failure)
     ready = _ready(service, deployment, failure, model, scheduled, progressing)
+    stored = observed.service.get("status", {})
     status: Manifest = {
         "observedGeneration": service.generation,
         "replicas": counts.get("replicas", 0),
@@ -97,7 +101,7 @@ def desired_status(
                 ConditionType.MODEL_RESOLVED: model,
                 ConditionType.SCHEDULED: scheduled,
                 ConditionType.UPDATE_PENDING: _update(pending),
-                **{kind: _Verdict(*told) for kind, told in scaling_verdicts(service, scaling).items()},
+                **{kind: _Verdict(*told) for kind, told in scaling_verdicts(service, scaling, stored).items()},
             },
             observed.service,
             now,
@@ -108,7 +112,9 @@ def desired_status(
     plan = told_plan(pods, template)
     if plan is not None:
         status["plan"] = plan
-    return status | scaling_fields(service, scaling, observed.service.get("status", {}))
+    if applied:
+        status["applied"] = record_of(applied)
+    return status | scaling_fields(service, scaling, stored)
 
 
 def refused_status(manifest: Manifest, cause: Cause, now: datetime) -> Manifest:

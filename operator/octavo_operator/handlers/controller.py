@@ -50,7 +50,7 @@ class Controller:
         look: the reconciler's look at one key.
         metrics: counters.
         namespaces: the namespaces to list; none means all.
-        workers: how many looks run at once; one more is for edits alone.
+        workers: how many looks run at once; as many again are for edits alone.
         resync_seconds: time between complete lists.
         turn: set when the workers may begin; until then they only learn what there is. None: at once.
     """
@@ -81,7 +81,7 @@ class Controller:
         self._relist = asyncio.Event()
         self._started: dict[Key, float] = {}
         self._silence = Silence()
-        metrics.queue_depth.set_function(self._queue.__len__)
+        metrics.queue_depth.set_function(self._depth)
         for kind in WATCHED:
             metrics.objects.labels(kind.kind).set_function(partial(store.count, kind))
 
@@ -112,8 +112,10 @@ class Controller:
         self._silence.delivered((kind, scope), version_of(manifest))
         known = self._store.generation(kind, key_of(manifest))
         if event_type == "DELETED":
-            # A child that is gone is an outage; a whole object that is gone can wait.
-            self._add(self._store.delete(kind, manifest), urgent=kind in CHILDREN)
+            # A child that is gone is an outage; a whole object that is gone can wait, and so can what goes with it.
+            for owner in self._store.delete(kind, manifest):
+                is_outage = kind in CHILDREN and self._store.generation(INFERENCE_SERVICE, owner) is not None
+                self._add([owner], urgent=is_outage)
             return
         owners = self._store.upsert(kind, manifest)
         edited = kind is INFERENCE_SERVICE and known not in {None, manifest["metadata"]["generation"]}
@@ -121,6 +123,10 @@ class Controller:
         if event_type is None and owners and self.is_ready:
             # kopf listed again, so its watch had lost its place: what vanished meanwhile it does not say.
             self._relist.set()
+
+    def _depth(self) -> int:
+        """The keys that wait for a worker; they do not while the workers wait for their turn."""
+        return len(self._queue) if self._turn is None or self._turn.is_set() else 0
 
     def look_at(self, key: Key) -> None:
         """Has an InferenceService looked at, as soon as its turn comes."""
@@ -136,8 +142,8 @@ class Controller:
             tasks.create_task(self._list_forever(), name="complete lists")
             for number in range(self._workers):
                 tasks.create_task(self._work(), name=f"worker {number}")
-            # An edit overtakes a burst in the queue; it shall not wait for the looks that are under way either.
-            tasks.create_task(self._work(urgent_only=True), name="worker for edits")
+                # An edit overtakes a burst in the queue; it shall not wait for the looks that are under way either.
+                tasks.create_task(self._work(urgent_only=True), name=f"worker {number} for edits")
 
     def _add(self, keys: Iterable[Key], *, urgent: bool = False) -> None:
         for key in sorted(keys):  # sets have another order in each process, and a run must be repeatable
@@ -201,10 +207,11 @@ class Controller:
             finally:
                 self._metrics.reconcile_seconds.observe(_clock() - self._started.pop(key))
                 self._queue.done(key)
+                self._wake.set()  # one that gave way may go on
 
     async def _sleep(self) -> None:
         """Waits for news, or for the next key that is due."""
-        due = self._queue.next_due()
+        due = self._queue.next_due(_clock())
         self._wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(None if due is None else max(0.0, due - _clock())):
@@ -225,6 +232,8 @@ class Controller:
             logger.exception("%s: a look failed", name)
             self._back_off(key)
         else:
+            if outcome.edited:
+                self._add([key], urgent=True)
             if outcome.failed:
                 self._back_off(key)
                 return

@@ -32,7 +32,7 @@ from octavo_operator.api.names import (
 from octavo_operator.api.service import InferenceService
 from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.observed import ClaimPhase, Observed
-from octavo_operator.core.plan import is_ours, kind_of
+from octavo_operator.core.plan import is_ours, kind_of, remember
 from octavo_operator.core.revision import pin
 from octavo_operator.core.rollout import Step, surge_of
 from octavo_operator.core.status import desired_status, is_written
@@ -64,7 +64,7 @@ class Judge:
         written: the annotations and the spec that users gave each object.
         floors: how few ready pods an object may have at any moment.
         shared: objects to whose children somebody adds fields that stay.
-        allowed: writes without effect that are no fault: after a start, or when an answer was lost.
+        allowed: writes without effect that are no fault: when an answer was lost, or the process that got it.
         broken: what does not hold, in words.
         changed_at: when anything changed, or an operator wrote.
         writes: how often operators wrote, by InferenceService.
@@ -89,6 +89,8 @@ class Judge:
     writer: str = ""
     writer_since: float = 0.0
     _past_writers: set[str] = field(default_factory=set)
+    _unrecorded: Counter[Key] = field(default_factory=Counter)
+    """Writes of children since the last status, which keeps a record of them."""
     _useless: Counter[Key] = field(default_factory=Counter)
     _by_users: Counter[Key] = field(default_factory=Counter)
     _by_others: Counter[Key] = field(default_factory=Counter)
@@ -122,7 +124,14 @@ class Judge:
                 self.fail(f"{operator} writes again, after {self.writer} did")
             self._past_writers.add(self.writer)
             self.writer, self.writer_since = operator, seconds()
+            # It has not seen the answers that the one before had no time to put on record.
+            self.allowed += self._unrecorded
+            self._unrecorded.clear()
         self.writes[owner] += 1
+        if kind is INFERENCE_SERVICE:
+            del self._unrecorded[owner]
+        elif kind in CHILDREN:
+            self._unrecorded[owner] += 1
         self.writes_by_kind[kind] += 1
         after = self.cluster.peek(kind, key)
         if before == after:
@@ -250,8 +259,16 @@ class Judge:
         if service.claim is not None:
             found = self.cluster.peek(CLAIM, (service.namespace, service.claim))
             claim = ClaimPhase(found["status"]["phase"]) if found else ClaimPhase.MISSING
+        applied = {kind_of(child): remember(child, observed.children[kind_of(child)]) for child in desired}
         expected = desired_status(
-            service, observed, desired=desired, problems=(), pending=pending, claim=claim, now=now()
+            service,
+            observed,
+            desired=desired,
+            applied=applied,
+            problems=(),
+            pending=pending,
+            claim=claim,
+            now=now(),
         )
         if not is_written(expected, observed.service):
             present = observed.service.get("status", {})

@@ -132,9 +132,6 @@ class World:
             alone: whether it leads without asking.
         """
         self.judge.image = image
-        for key in self.judge.written:
-            # It has not seen the answers to earlier applies, and sends all children once more.
-            self.judge.allowed[key] += len(CHILDREN)
         name, faults = f"operator {len(self.operators) + 1}", faults or self.faults
         clock = asyncio.get_running_loop().time
         connection = Connection(self.cluster, faults, self.judge, name)

@@ -15,6 +15,7 @@ from octavo_operator.autoscale.autoscaler import Autoscaler
 from octavo_operator.autoscale.core import ring as ring_module
 from octavo_operator.autoscale.core.recording import RecordingInvalid, Round, read_recording
 from octavo_operator.autoscale.core.replay import first_difference, replay
+from octavo_operator.autoscale.core.report import Load
 from octavo_operator.autoscale.core.values import Verdict
 from octavo_operator.autoscale.scrape import Scraper
 from octavo_operator.core.store import Store
@@ -118,6 +119,17 @@ async def world(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int) -> AsyncI
     yield world
     await world.autoscaler.close()
     await runner.cleanup()
+
+
+async def test_autoscaler_that_takes_over_tells_the_load_that_is_stored_while_it_is_about_right(world: World) -> None:
+    world.pod(0, (3, 0))
+    world.create(replicas=1)
+    status = {"cacheUsage": 21, "queueLength": 1}
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one.update(status=status))
+    await until(lambda: world.autoscaler.report(KEY) is not None and world.verdict() is not Verdict.NO_METRICS)
+    report = world.autoscaler.report(KEY)
+    assert report is not None
+    assert report.load == Load(21, 1)
 
 
 async def test_autoscaler_full_pods_bring_more_and_the_report_says_why(world: World) -> None:

@@ -18,8 +18,14 @@ comes in and is not served. So
     demand = Σ load(pod) + (growth of the queues + what is refused) ÷ requests that a full replica ends
 
 which is right below saturation, beyond it, and while a backlog is worked off (its queue shrinks: growth is negative).
-Where demand climbs it is followed to the time when a pod that is created now will serve (trend.py). A margin covers how
-much demand varies, and a backlog gets at most one replica, or a tenth, on top.
+It is averaged over some seconds, but a queue that grows by more than chance explains is believed at once: what a jump
+costs is the time until the first new pod serves, and pods that come one after the other are swamped one after the other.
+
+Where demand climbs it is followed to the time when a pod that is created now will serve (trend.py). A service that has
+just begun has no past to follow: it may climb, too. A margin covers how much demand varies; it is wider where a pod
+takes long to start, since what was too little stays too little for as long. What waits in a pod stays there, and new
+pods help with what comes instead. So a backlog gets what works it off in the time that a pod takes to start (sooner
+nobody can help, and where that is long, most of it has gone by then), and while it grows one replica at least.
 """
 
 import math
@@ -28,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from octavo_operator.autoscale.core.curve import ServiceCurve
-from octavo_operator.autoscale.core.trend import Point, Trend, fit
+from octavo_operator.autoscale.core.trend import LEAST_POINTS, Point, Trend, fit
 from octavo_operator.autoscale.core.values import Decision, Pod, Sample, Settings, Verdict
 
 __all__ = ["State", "decide", "start"]
@@ -36,8 +42,14 @@ __all__ = ["State", "decide", "start"]
 USABLE_SECONDS = 30.0
 """How old a sample may be: some scrapes are lost, and the last known load is better than none."""
 
-GROWTH_SECONDS = 10.0
-"""Over which time a queue's growth is measured."""
+GROWTH_SECONDS = 5.0
+"""Over which time a queue's growth is measured: that between two samples of a pod that is not busy."""
+
+SURE = 3.0
+"""Standard deviations that chance may add to the growth of the queues: less is sure."""
+
+DOUBLING_SECONDS = 360.0
+"""In which time a service that has just begun may need twice as much, for all that anybody knows."""
 
 SETTLE_SECONDS = 15.0
 """How long demand is taken to be what it was when a pod has joined: it fills up at once, and the queues of the others
@@ -59,10 +71,13 @@ FULL = 0.95
 """The load that replicas are planned for. Queueing makes the rest useless where requests come at random."""
 
 MARGIN = 2.0
-"""Standard deviations of demand that are planned for."""
+"""Standard deviations of demand that are planned for, but no further than the highest that was seen..."""
 
-DRAIN_SECONDS = 120.0
-"""In which time a backlog shall be gone."""
+BEYOND_SECONDS = 120.0
+"""... and as far again for each time as long as this that a pod takes to start."""
+
+DRAIN_SECONDS = (30.0, 120.0)
+"""In which time a backlog shall be gone at least and at most; between the two, while a pod starts."""
 
 STEP = (4, 2.0)
 """At most so many more, or so many times as many, whichever is more, by one decision: a wrong sample costs no fleet."""
@@ -80,6 +95,7 @@ class State:
         ended: requests that ended of late.
         worked: replicas' worth of seconds that were spent on them.
         startup: seconds from a pod's creation until it serves.
+        since: from when on pods have served; long before it began if they did then, None if none has yet.
         settled_at: from when on demand is measured, after a pod has joined.
         demand: at the decision before.
         block: (begin, sum, count) of the demands of the present block.
@@ -91,6 +107,7 @@ class State:
     decided: float
     startup: float
     settled_at: float
+    since: float | None = None
     seen: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
     curve: ServiceCurve = field(default_factory=ServiceCurve)
     ended: float = 0.0
@@ -104,6 +121,21 @@ class State:
     def rate(self) -> float:
         """Requests a second that a full replica ends; 0 while it is not known."""
         return self.ended / self.worked if self.worked >= RATE_LEAST else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """What waits.
+
+    Attributes:
+        backlog: requests that wait beyond what may.
+        sure: demand that chance does not explain: that of the last seconds, or the level of the last minutes.
+        grows: whether the queues grow by more than chance.
+    """
+
+    backlog: float
+    sure: float
+    grows: bool
 
 
 def start(settings: Settings, now: float) -> State:
@@ -125,7 +157,7 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         The decision, and the state for the next one.
     """
     serving = [pod for pod in pods if pod.ready_at is not None and not pod.leaving]
-    known = state.seen
+    seen_before = state.seen
     state = _remember(settings, state, serving, now)
     usable = [state.seen[pod.uid] for pod in serving if pod.uid in state.seen]
     silent = len(serving) - len(usable)
@@ -135,31 +167,40 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         held = Decision(bounded, verdict, 0.0, 0.0, 0.0, 0.0, 0, silent, bounded, bounded, 0.0)
         return held, replace(state, wanted=_highest(state.wanted, now, bounded, settings.stabilization))
 
-    growth = sum(_growth(samples) for samples in usable)
+    growth, chance = _growth(usable)
     loads = [_load(settings, state.curve, samples[-1]) for samples in usable]
     demand = max(0.0, sum(loads) + (growth / state.rate if state.rate > 0 else 0.0))
-    if state.points and not state.seen.keys() <= known.keys() and now >= state.settled_at + SETTLE_SECONDS:
+    if state.points and not state.seen.keys() <= seen_before.keys() and now >= state.settled_at + SETTLE_SECONDS:
         state = replace(state, settled_at=now + SETTLE_SECONDS)
     if now < state.settled_at:
         demand = state.demand
-    before, state = state.demand, _average(state, demand, now)
+    state = _average(state, demand, now)
     trend = fit((*state.points, _point(state.block, now)), now)
-    backlog = max(0.0, sum(samples[-1].waiting for samples in usable) - settings.target_queue * len(serving))
-    if backlog > 0:
-        # A queue is no noise: what comes in now counts before a block is full, and needs no margin.
-        trend = replace(trend, level=max(trend.level, min(before, demand)), spread=0.0)
-    needed = _needed(settings, trend, backlog, state)
-    wanted = _highest(
-        state.wanted, now, _needed(settings, trend, backlog, state, silent=silent), settings.stabilization
+    waiting = sum(samples[-1].waiting for samples in usable)
+    at_once = max(0.0, demand - SURE * chance / state.rate) if state.rate > 0 else demand
+    queue = _Queue(
+        backlog=max(0.0, waiting - settings.target_queue * len(serving)),
+        sure=max(at_once, trend.level - trend.spread),
+        grows=growth > SURE * chance,
     )
+    if queue.backlog > 0:
+        # A queue is no noise: what comes in now counts before a block is full, and needs no margin.
+        if at_once > trend.level:
+            trend = Trend(at_once, slope=0.0, spread=0.0, highest=0.0, span=trend.span)
+        trend = replace(trend, spread=0.0)
+    if _has_just_begun(state, now):
+        level = max(trend.level, demand)
+        trend = replace(trend, level=level, slope=level / DOUBLING_SECONDS, span=DOUBLING_SECONDS)
+    needed = _needed(settings, trend, queue, state)
+    wanted = _highest(state.wanted, now, _needed(settings, trend, queue, state, silent=silent), settings.stabilization)
     kept = wanted[0][1]
 
     result, verdict = bounded, Verdict.ENOUGH
     if needed > bounded:
         more, times = STEP
         result = min(needed, max(bounded + more, math.floor(bounded * times)), settings.max_replicas)
-        level = _replicas((trend.level + MARGIN * trend.spread) / FULL)
-        verdict = Verdict.DEMAND if level >= needed else Verdict.BACKLOG if backlog > 0 else Verdict.TREND
+        level = _replicas((trend.level + _margin(trend, state)) / FULL)
+        verdict = Verdict.DEMAND if level >= needed else Verdict.BACKLOG if queue.backlog > 0 else Verdict.TREND
     elif kept < bounded and now - state.started >= settings.stabilization:
         result = max(kept, settings.min_replicas)
     elif wanted[-1][1] < bounded:
@@ -172,7 +213,7 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         demand=trend.level,
         expected=_expected(trend, state),
         spread=trend.spread,
-        backlog=backlog,
+        backlog=queue.backlog,
         answered=len(usable),
         silent=silent,
         needed=needed,
@@ -187,7 +228,7 @@ def _unless(verdict: Verdict, result: int, desired: int) -> Verdict:
     return verdict if result == desired else Verdict.OUT_OF_BOUNDS
 
 
-def _remember(settings: Settings, state: State, serving: Iterable[Pod], now: float) -> State:
+def _remember(settings: Settings, state: State, serving: Sequence[Pod], now: float) -> State:
     """Takes in the samples, and what they say of the curve and of the rate."""
     elapsed = now - state.decided
     curve = state.curve.age(elapsed)
@@ -208,7 +249,8 @@ def _remember(settings: Settings, state: State, serving: Iterable[Pod], now: flo
         if any(getattr(sample, name) < getattr(last, name) for name in ("finished", "generated", "refused")):
             seen[pod.uid] = (sample,)  # its container restarted: counters begin anew
             continue
-        seen[pod.uid] = (*(one for one in before if sample.time - one.time <= GROWTH_SECONDS), sample)
+        recent = tuple(one for one in before if sample.time - one.time <= GROWTH_SECONDS)
+        seen[pod.uid] = (*(recent or (last,)), sample)
         span = sample.time - last.time
         running = (sample.running + last.running) / 2
         generated = sample.generated - last.generated
@@ -216,6 +258,9 @@ def _remember(settings: Settings, state: State, serving: Iterable[Pod], now: flo
             curve = curve.see(min(1.0, running / settings.slots), running * span / generated)
         ended += sample.finished - last.finished
         worked += span * (_load(settings, curve, sample) + _load(settings, curve, last)) / 2
+    since = state.since
+    if since is None and serving:
+        since = now if state.wanted else state.started - 2 * TREND_SECONDS
     kept = math.exp(-worked / RATE_SECONDS)
     startup = median(startups) if startups else state.startup
     return replace(
@@ -224,6 +269,7 @@ def _remember(settings: Settings, state: State, serving: Iterable[Pod], now: flo
         seen=seen,
         curve=curve,
         startup=startup,
+        since=since,
         ended=kept * state.ended + ended,
         worked=kept * state.worked + worked,
     )
@@ -254,11 +300,26 @@ def _load(settings: Settings, curve: ServiceCurve, sample: Sample) -> float:
     return max(curve.load(sample.running / settings.slots), FULL * sample.cache_usage / settings.target_cache)
 
 
-def _growth(samples: Sequence[Sample]) -> float:
-    """Requests a second by which a queue grows, or would if it were not full; negative when it shrinks."""
-    first, last = samples[0], samples[-1]
-    span = last.time - first.time
-    return (last.waiting - first.waiting + last.refused - first.refused) / span if span > 0 else 0.0
+def _growth(usable: Iterable[Sequence[Sample]]) -> tuple[float, float]:
+    """Requests a second by which the queues grow, or would if they were not full, and what of that may be chance.
+
+    The first is negative when they shrink. The second is a standard deviation: requests that come and end at random
+    vary by the root of their number.
+    """
+    growth = variance = 0.0
+    for samples in usable:
+        first, last = samples[0], samples[-1]
+        span = last.time - first.time
+        if span > 0:
+            grown = last.waiting - first.waiting + last.refused - first.refused
+            growth += grown / span
+            variance += (abs(grown) + 2 * (last.finished - first.finished)) / span**2
+    return growth, math.sqrt(variance)
+
+
+def _has_just_begun(state: State, now: float) -> bool:
+    """Whether the service has, so that nobody knows where demand goes; a new leader has, but the service has not."""
+    return state.since is not None and now - state.since < TREND_SECONDS and len(state.points) < LEAST_POINTS
 
 
 def _expected(trend: Trend, state: State) -> float:
@@ -268,17 +329,35 @@ def _expected(trend: Trend, state: State) -> float:
     return trend.level + trend.slope * min(state.startup, trend.span)
 
 
-def _needed(settings: Settings, trend: Trend, backlog: float, state: State, *, silent: int = 0) -> int:
+def _margin(trend: Trend, state: State) -> float:
+    """What demand may vary by until a pod that is created now serves."""
+    return min(MARGIN * trend.spread, trend.highest * (1 + state.startup / BEYOND_SECONDS))
+
+
+def _needed(settings: Settings, trend: Trend, queue: _Queue, state: State, *, silent: int = 0) -> int:
     """Replicas that demand asks for, if `silent` pods are as loaded as a pod can be."""
-    hidden = silent * max(1.0, FULL / settings.target_cache)
-    demand = _expected(trend, state) + MARGIN * trend.spread + hidden
-    extra = 0.0
-    if backlog > 0 or silent:
-        extra = max(1.0, demand / 10)
-        if state.rate > 0 and not silent:  # without a rate a backlog may be anything
-            extra = min(extra, backlog / (state.rate * DRAIN_SECONDS))
+    demand = _expected(trend, state) + _margin(trend, state)
+    with_backlog = queue.sure + _extra(queue, state) if queue.backlog > 0 else 0.0
+    if silent:
+        demand += silent * max(1.0, FULL / settings.target_cache)
+        with_backlog = demand + _most_extra(demand)
     # What is kept free of a full load is there to work a backlog off, too.
-    return _replicas(max(demand / FULL, demand + extra))
+    return _replicas(max(demand / FULL, with_backlog))
+
+
+def _extra(queue: _Queue, state: State) -> float:
+    """Replicas that work a backlog off."""
+    most = _most_extra(queue.sure)
+    if state.rate <= 0:  # it may be anything
+        return most
+    least_seconds, most_seconds = DRAIN_SECONDS
+    seconds = min(max(least_seconds, state.startup), most_seconds)
+    return min(most, max(queue.backlog / (state.rate * seconds), 1.0 if queue.grows else 0.0))
+
+
+def _most_extra(demand: float) -> float:
+    """Replicas that any backlog gets at most."""
+    return max(1.0, demand / 2)
 
 
 def _replicas(demand: float) -> int:

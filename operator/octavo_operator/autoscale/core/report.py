@@ -1,10 +1,12 @@
 """What the autoscaler tells of one InferenceService, for its status."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from octavo_operator.autoscale.core.values import Decision, Verdict
 
-__all__ = ["Load", "Report", "Scaled", "because", "worth_telling"]
+__all__ = ["Load", "Report", "Scaled", "because", "stored_load", "worth_telling"]
 
 TELL_SECONDS = 60.0
 TELL_POINTS = 10
@@ -65,6 +67,13 @@ class Report:
     trouble: str
 
 
+def stored_load(status: Mapping[str, Any]) -> Load | None:
+    """The load that an InferenceService's status tells, an earlier operator's included; None when it tells none."""
+    if "cacheUsage" not in status or "queueLength" not in status:
+        return None
+    return Load(status["cacheUsage"], status["queueLength"])
+
+
 def worth_telling(told: Load | None, told_at: float, load: Load, now: float) -> bool:
     """Whether the status shall be written anew: a quiet service is written to not at all, a busy one once a minute."""
     if told is None:
@@ -86,7 +95,7 @@ def because(decision: Decision) -> str:
         case Verdict.DEMAND:
             return f"{demand} come in"
         case Verdict.TREND:
-            return f"{demand} come in, and it climbs to {decision.expected:.1f} until a new pod serves"
+            return f"{demand} come in, and {decision.expected:.1f} are expected when a new pod serves"
         case Verdict.BACKLOG:
             return f"{demand} come in, and {decision.backlog:.0f} requests wait beyond what may"
         case Verdict.ENOUGH:

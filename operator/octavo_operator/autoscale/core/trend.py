@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Trend", "fit"]
+__all__ = ["LEAST_POINTS", "Trend", "fit"]
 
 Point = tuple[float, float]
 """(time, value)."""
@@ -23,11 +23,12 @@ Point = tuple[float, float]
 LEAST_POINTS = 6
 """With fewer nothing is told apart: the last ones are averaged."""
 
-PRICE = 1.5
-"""How much a parameter costs, in terms of the criterion: more than 1, since a climb that is none costs replicas."""
+PRICE = 2.5
+"""How much a parameter costs, in terms of the criterion: more than 1, since a climb that is none costs replicas, and
+who looks every few seconds sees many."""
 
-FLOOR = 1e-4
-"""A variance below which the fit is exact."""
+FLOOR = 0.01
+"""A variance that any fit has: demand is not measured better than to a tenth of a replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,14 @@ class Trend:
         level: the value now.
         slope: change per second; 0 unless it climbs or falls.
         spread: standard deviation of the points around it.
+        highest: how far the highest point is above it.
         span: seconds over which it was seen.
     """
 
     level: float
     slope: float
     spread: float
+    highest: float
     span: float
 
 
@@ -59,19 +62,22 @@ def fit(points: Sequence[Point], now: float) -> Trend:
     values = [value for _, value in points]
     if count < LEAST_POINTS:
         last = values[-3:]
-        return Trend(sum(last) / len(last), 0.0, 0.0, span)
+        return Trend(sum(last) / len(last), 0.0, 0.0, 0.0, span)
     mean = sum(values) / count
     flat = sum((value - mean) ** 2 for value in values)
-    jump, after = _jump(values)
+    jump, after, at = _jump(values)
     slope, line, middle = _line(points, mean)
     costs = ((_cost(flat, count, 1), 0), (_cost(line, count, 2), 1), (_cost(jump, count, 4), 2))
     match min(costs)[1]:
         case 0:
-            return Trend(mean, 0.0, _spread(flat, count - 1), span)
+            highest = max(values) - mean
+            return Trend(mean, 0.0, _spread(flat, count - 1), highest, span)
         case 1:
-            return Trend(mean + slope * (now - middle), slope, _spread(line, count - 2), span)
+            highest = max(value - mean - slope * (time - middle) for time, value in points)
+            return Trend(mean + slope * (now - middle), slope, _spread(line, count - 2), highest, span)
         case _:
-            return Trend(after, 0.0, _spread(jump, count - 3), span)
+            highest = max(values[at:]) - after
+            return Trend(after, 0.0, _spread(jump, count - 3), highest, span)
 
 
 def _cost(squares: float, count: int, parameters: int) -> float:
@@ -91,13 +97,13 @@ def _line(points: Sequence[Point], mean: float) -> tuple[float, float, float]:
     return slope, squares, middle
 
 
-def _jump(values: Sequence[float]) -> tuple[float, float]:
-    """Sum of squared residuals of the best jump, and the mean after it."""
+def _jump(values: Sequence[float]) -> tuple[float, float, int]:
+    """Sum of squared residuals of the best jump, the mean after it, and which point is the first one after it."""
     total, squares = sum(values), sum(value * value for value in values)
-    before, best = 0.0, (math.inf, 0.0)
+    before, best = 0.0, (math.inf, 0.0, 0)
     for at in range(1, len(values)):
         before += values[at - 1]
         right = total - before
         residual = squares - before * before / at - right * right / (len(values) - at)
-        best = min(best, (max(0.0, residual), right / (len(values) - at)))
+        best = min(best, (max(0.0, residual), right / (len(values) - at), at))
     return best

@@ -28,6 +28,27 @@ async def _restarts(world: World) -> str:
     return f"the operator died 15 times after a write, before it read the answer; at rest {took:.1f} s after the last"
 
 
+async def _takes_over(world: World) -> str:
+    leader = world.start_operator(alone=False)
+    keys = world.create_many(6)
+    await world.rest(within=STARTED)
+    for _ in range(3):
+        written = world.judge.writes.total()
+        following = world.start_operator(alone=False)
+        await leader.kill()
+        leader = following
+        await world.rest()
+        if world.judge.writes.total() != written:
+            world.judge.fail(
+                f"a takeover wrote {world.judge.writes.total() - written} objects, though nothing had changed"
+            )
+    await leader.kill()
+    damaged = sum(world.vandalise(key) for key in keys)
+    world.start_operator(alone=False)
+    await world.rest(within=STARTED + FAILOVER)
+    return f"3 takeovers of a cluster at rest wrote nothing; {damaged} children damaged while no operator ran were put right"
+
+
 async def _killed(world: World) -> str:
     candidates = [world.start_operator(alone=False) for _ in range(2)]
     keys = world.create_many(5)
@@ -107,6 +128,7 @@ def _is_deposed(operator: Operator) -> bool:
 
 PROMISES = (
     Promise("restarts", "An operator that dies in the middle of a look leaves nothing half done.", _restarts),
+    Promise("takeover", "An operator that takes over writes nothing, but for what has changed.", _takes_over),
     Promise("leader-killed", "When the leader dies another one goes on, and never two at once.", _killed),
     Promise("leader-cut-off", "A leader that cannot renew its Lease ends before another one begins.", _cut_off),
 )
