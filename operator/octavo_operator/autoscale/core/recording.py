@@ -22,8 +22,8 @@ __all__ = ["VERSION", "Heading", "RecordingInvalid", "Round", "line_of", "read_r
 VERSION: Final = 1
 """Of the format. A field more, or another meaning, is another version."""
 
-EXACT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-"""Holds for the classes inside, too."""
+EXACT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants")
+"""Holds for the classes inside, too. A number that is not finite is no JSON: better refused than read as nothing."""
 
 T = TypeVar("T")
 
