@@ -37,9 +37,16 @@ import http.server, os, signal, sys
 if sys.argv[1] == "plan":
     sys.exit(0)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+told = b""
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(503 if self.path == "/readyz" and "UNREADY" in os.environ else 200)
+        self.end_headers()
+        self.wfile.write(told if self.path == "/metrics" else b"")
+    def do_PUT(self):
+        global told
+        told = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
         self.end_headers()
     def log_message(self, *_):
         pass
@@ -47,7 +54,8 @@ http.server.ThreadingHTTPServer(("", 8000), Handler).serve_forever()
 """
 
 STUB = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "stub"}, "data": {"octavo": PROGRAM}}
-"""What serves in the place of `octavo` in the pods of `stubbed`; it must be in their namespace."""
+"""What serves in the place of `octavo` in the pods of `stubbed`; it must be in their namespace. As its metrics each tells
+what was PUT to it."""
 
 BEYOND_THE_POD: dict[str, tuple[str, Manifest]] = {
     "volume of the node": ("hostPath", {"volumes": [{"name": "node", "hostPath": {"path": "/"}}]}),

@@ -26,6 +26,10 @@ def main() -> None:
         from octavo_operator.selftest.program import main as selftest
 
         sys.exit(selftest(sys.argv[2:]))
+    if sys.argv[1:2] == ["replay"]:
+        from octavo_operator.replay import main as replay
+
+        sys.exit(replay(sys.argv[2:]))
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
     except SettingsError as error:

@@ -33,6 +33,7 @@ examples:
   octavo-operator --runtime-image … --namespaces team-a,team-b     only these namespaces; Roles there are enough
   octavo-operator --runtime-image … --kubeconfig ~/.kube/config --log-format text     from a workstation
   octavo-operator … --lease octavo-system/octavo-operator          stand by for the one that the chart installed
+  octavo-operator replay FILE  what the autoscaler would have decided with other settings; `replay --help` says more
   octavo-operator selftest     put its promises to the test on a cluster in memory; `selftest --help` says more
 """
 

@@ -10,7 +10,10 @@ from pydantic import BaseModel
 
 from octavo_operator.api.names import INFERENCE_SERVICE
 from octavo_operator.api.service import InferenceService, PodSpec, Spec
+from octavo_operator.autoscale.autoscaler import settings_of
 from octavo_operator.core.status import FIELDS
+from octavo_operator.replay import FIELDS as FIELDS_OF_A_REPLAY
+from octavo_operator.testing import inference_service
 
 REPOSITORY = Path(__file__).parents[2]
 CRD = yaml.safe_load((REPOSITORY / "crds" / "octavo.dev_inferenceservices.yaml").read_text())
@@ -176,3 +179,22 @@ def test_documented_manifests_are_objects_that_the_operator_reads(page: str) -> 
     for manifest in services:
         metadata = {"namespace": "default", "uid": "u", "generation": 1} | manifest["metadata"]
         InferenceService.parse(manifest | {"metadata": metadata})
+
+
+def test_replay_can_set_every_field_of_autoscaling_that_decides() -> None:
+    fields = SCHEMA["spec"]["properties"]["autoscaling"]["properties"]
+    assert {*FIELDS_OF_A_REPLAY} == {*fields} - {"mode"}
+    for name, field in FIELDS_OF_A_REPLAY.items():
+        least = (
+            1 if name == "minReplicas" else fields[name]["minimum"]
+        )  # there it is a rule, with a sentence of its own
+        assert (field.least, field.most) == (least, fields[name]["maximum"]), name
+
+
+def test_replay_takes_a_setting_for_what_the_operator_takes_it() -> None:
+    given = {name: field.most for name, field in FIELDS_OF_A_REPLAY.items()}
+    manifest = inference_service(autoscaling=given)
+    manifest["metadata"] |= {"uid": "uid-1", "generation": 1}
+    settings = settings_of(InferenceService.parse(manifest))
+    for name, field in FIELDS_OF_A_REPLAY.items():
+        assert getattr(settings, field.name) == field.worth(field.most), name

@@ -97,6 +97,58 @@ async def test_why_reads_the_record(serving: Api, capsys: pytest.CaptureFixture[
     assert "nothing was decided since it was made" in capsys.readouterr().out
 
 
+@pytest.fixture
+def operators(serving: Api) -> Api:
+    """Two: the first stands by."""
+    serving.has("/api/v1/namespaces/octavo-system/pods", *({"metadata": {"name": name}} for name in ("one", "two")))
+    serving.answers[recording_of("one")] = 404, "this operator does not scale team-a/chat: another operator leads\n"
+    serving.answers[recording_of("two")] = 200, '{"version":1}\n{}\n'
+    return serving
+
+
+def recording_of(pod: str) -> str:
+    return f"/api/v1/namespaces/octavo-system/pods/{pod}:8080/proxy/autoscaling/team-a/chat"
+
+
+async def test_why_inputs_are_those_of_the_operator_that_leads(
+    operators: Api, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await operators.ask("why", "chat", "--inputs") == 0
+    assert capsys.readouterr().out == '{"version":1}\n{}\n'
+    assert (
+        "GET /api/v1/namespaces/octavo-system/pods?limit=250&labelSelector=app.kubernetes.io/name%3Doctavo-operator"
+        in {asked.replace("%2F", "/") for asked in operators.asked}
+    )
+
+
+async def test_why_inputs_that_nobody_has(operators: Api) -> None:
+    operators.answers[recording_of("two")] = operators.answers[recording_of("one")]
+    with pytest.raises(Gone, match="this operator does not scale team-a/chat: another operator leads"):
+        await operators.ask("why", "chat", "--inputs")
+    operators.answers[recording_of("one")] = 503, {"message": "no route to host"}
+    with pytest.raises(Unavailable, match="no route to host"):  # it may be the one that leads
+        await operators.ask("why", "chat", "--inputs")
+
+
+async def test_why_inputs_without_an_operator_or_a_right(operators: Api) -> None:
+    operators.has("/api/v1/namespaces/elsewhere/pods")
+    with pytest.raises(Gone, match="no operator runs in namespace elsewhere: name its namespace with --operator-names"):
+        await operators.ask("why", "chat", "--inputs", "--operator-namespace", "elsewhere")
+    operators.answers[recording_of("one")] = 403, {"message": "may not get pods/proxy"}
+    with pytest.raises(Rejected, match="may not get pods/proxy"):
+        await operators.ask("why", "chat", "--inputs")
+
+
+async def test_why_inputs_have_one_form(operators: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SettingsError, match="leave -o json out"):
+        await operators.ask("why", "chat", "--inputs", "-o", "json")
+    with pytest.raises(SettingsError, match="--operator-namespace goes with --inputs"):
+        await operators.ask("why", "chat", "--operator-namespace", "elsewhere")
+    with pytest.raises(SystemExit):
+        await operators.ask("why", "chat", "--inputs", "--last", "3")
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
 async def test_logs_are_merged_by_time_with_the_pods_short_names(
     serving: Api, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +9,14 @@ from octavo_operator.handlers.web import start_server
 from octavo_operator.metrics import Metrics
 
 
+def recording(key: tuple[str, str]) -> Iterator[bytes] | None:
+    return iter([b"first\n", b"second\nthird\n"]) if key == ("team-a", "chat") else None
+
+
 @pytest.fixture
 async def site(unused_tcp_port: int) -> AsyncIterator[tuple[Any, str]]:
     controller: Any = SimpleNamespace(is_ready=False, stuck_looks=list, silent_watches=list)
-    runner = await start_server(controller, None, Metrics(), host="127.0.0.1", port=unused_tcp_port)
+    runner = await start_server(controller, None, Metrics(), recording, host="127.0.0.1", port=unused_tcp_port)
     yield controller, f"http://127.0.0.1:{unused_tcp_port}"
     await runner.cleanup()
 
@@ -32,7 +36,7 @@ async def test_readyz_waits_for_the_first_list(site: tuple[Any, str]) -> None:
 async def test_readyz_waits_for_the_lease_to_be_known(unused_tcp_port: int) -> None:
     controller: Any = SimpleNamespace(is_ready=True)
     elector: Any = SimpleNamespace(is_ready=False)
-    runner = await start_server(controller, elector, Metrics(), host="127.0.0.1", port=unused_tcp_port)
+    runner = await start_server(controller, elector, Metrics(), recording, host="127.0.0.1", port=unused_tcp_port)
     url = f"http://127.0.0.1:{unused_tcp_port}/readyz"
     assert await fetch(url) == (503, "the Lease could not be read yet; the log says why\n")
     elector.is_ready = True
@@ -72,5 +76,17 @@ async def test_metrics_have_their_documented_names(site: tuple[Any, str]) -> Non
 
 async def test_start_server_on_a_taken_port_raises(site: tuple[Any, str]) -> None:
     controller, url = site
+    port = int(url.rpartition(":")[2])
     with pytest.raises(OSError, match="address already in use"):
-        await start_server(controller, None, Metrics(), host="127.0.0.1", port=int(url.rpartition(":")[2]))
+        await start_server(controller, None, Metrics(), recording, host="127.0.0.1", port=port)
+
+
+async def test_autoscaling_is_the_recording_of_an_object(site: tuple[Any, str]) -> None:
+    _, url = site
+    assert await fetch(f"{url}/autoscaling/team-a/chat") == (200, "first\nsecond\nthird\n")
+
+
+async def test_autoscaling_of_what_is_not_scaled_here_says_why(site: tuple[Any, str]) -> None:
+    _, url = site
+    why = "it has no spec.autoscaling, is stopped, or another operator leads\n"
+    assert await fetch(f"{url}/autoscaling/team-a/other") == (404, f"this operator does not scale team-a/other: {why}")

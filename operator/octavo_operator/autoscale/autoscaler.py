@@ -7,14 +7,18 @@ those that may go the one with the fewest streams goes. What it found it leaves 
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import chain
 
 from octavo_operator.api.names import AUTOSCALER, DELETION_COST, INFERENCE_SERVICE, POD, Key, Manifest
 from octavo_operator.api.service import InferenceService
 from octavo_operator.autoscale.core.decide import State, decide, start
+from octavo_operator.autoscale.core.recording import VERSION, Heading, Round, line_of
 from octavo_operator.autoscale.core.report import Load, Report, Scaled, stored_load, worth_telling
+from octavo_operator.autoscale.core.ring import Ring
 from octavo_operator.autoscale.core.rival import Rival
 from octavo_operator.autoscale.core.values import Decision, Pod, Sample, Settings
 from octavo_operator.autoscale.scrape import Scraper
@@ -37,6 +41,9 @@ BUSY = 0.7
 DEFAULT_SLOTS = 64
 """The runtime's --max-num-seqs when the spec sets none (docs/contract.md)."""
 
+RECORDED_BYTES = 32 * 2**20
+"""What all recordings together take of the memory; each InferenceService has an equal share."""
+
 
 @dataclass(slots=True)
 class _Followed:
@@ -45,6 +52,7 @@ class _Followed:
     task: asyncio.Task[None] | None = None
     samples: dict[str, Sample] = field(default_factory=dict)
     rival: Rival = field(default_factory=Rival)
+    ring: Ring = field(default_factory=Ring)
     report: Report | None = None
     told_at: float = 0.0
 
@@ -94,6 +102,13 @@ class Autoscaler:
         """What is known of an object; None when it is not followed, or not yet looked at."""
         followed = self._followed.get(key)
         return followed.report if followed is not None else None
+
+    def recording(self, key: Key) -> Iterator[bytes] | None:
+        """The last decisions about an object with their inputs, as text; None when it is not followed here."""
+        followed = self._followed.get(key)
+        if followed is None:
+            return None
+        return chain([line_of(Heading(VERSION, *key, version("octavo")))], followed.ring.text())
 
     async def close(self) -> None:
         """Ends everything."""
@@ -145,16 +160,25 @@ class Autoscaler:
         followed.samples = {uid: one for uid, one in (followed.samples | samples).items() if uid in present}
         replicas = int(observed.service["spec"]["replicas"])
         pods = [_pod(pod, followed.samples.get(pod["metadata"]["uid"])) for pod in observed.pods]
-        decision, followed.state = decide(settings_of(followed.service), followed.state, pods, replicas, now)
         followed.rival = followed.rival.see(replicas, now)
         autoscaling = followed.service.spec.autoscaling
-        is_rivalled = followed.rival.is_there
+        acts = autoscaling is not None and autoscaling.mode == "Auto" and not followed.rival.is_there
+        decision = self._decide(followed, pods, replicas, now, acts=acts)
         scaled = None
-        if decision.replicas != replicas and not is_rivalled and autoscaling is not None and autoscaling.mode == "Auto":
+        if decision.replicas != replicas and acts:
             scaled = await self._scale(followed, observed, replicas, decision)
         stored = stored_load(observed.service.get("status", {}))
         self._tell(followed, decision, scaled, pods, trouble, stored, now)
         return BUSY_INTERVAL_SECONDS if decision.busiest >= BUSY else INTERVAL_SECONDS
+
+    def _decide(self, followed: _Followed, pods: list[Pod], replicas: int, now: float, *, acts: bool) -> Decision:
+        """Decides and records it, before anything is written: what fails then was decided all the same."""
+        settings, before = settings_of(followed.service), followed.state
+        decision, followed.state = decide(settings, before, pods, replicas, now)
+        moment = datetime.now(UTC).replace(microsecond=0)
+        made = Round(moment, now, acts, replicas, settings, tuple(pods), decision, None)
+        followed.ring.add(made, before, RECORDED_BYTES // len(self._followed))
+        return decision
 
     async def _scale(self, followed: _Followed, observed: Observed, replicas: int, decision: Decision) -> Scaled:
         if decision.replicas < replicas:
@@ -222,8 +246,8 @@ def settings_of(service: InferenceService) -> Settings:
         min_replicas=autoscaling.min_replicas,
         max_replicas=autoscaling.max_replicas,
         target_cache=autoscaling.target_cache_usage / 100,
-        target_queue=autoscaling.target_queue_length,
-        stabilization=autoscaling.scale_down_stabilization_seconds,
+        target_queue=float(autoscaling.target_queue_length),
+        stabilization=float(autoscaling.scale_down_stabilization_seconds),
         slots=service.spec.runtime.max_num_seqs or DEFAULT_SLOTS,
     )
 

@@ -58,7 +58,9 @@ async def run(settings: Settings) -> None:
         turn=None if elector is None else elector.elected,
     )
     try:
-        server = await start_server(controller, elector, metrics, host=settings.host, port=settings.port)
+        server = await start_server(
+            controller, elector, metrics, autoscaler.recording, host=settings.host, port=settings.port
+        )
     except OSError as error:
         await client.close()
         raise SettingsError(

@@ -50,6 +50,11 @@ WHY = """\
 The operator's last decisions about NAME, at most 32, with their reasons and what they were decided from: other pod
 templates, steps of rollouts, children that were put right, replicas. They are kept in a ControllerRevision of the namespace.
 
+With --inputs, as lines of JSON, what the autoscaler decided in the last hour, whether or not it changed anything, each
+with all that it was made of: `octavo-operator replay` decides again from that, with other settings too. The operator that
+leads keeps it in its memory, and is asked through the API server: needs the rights to list pods and to get pods/proxy in
+the operator's namespace.
+
 exit code: 0, whatever was decided.
 """
 
@@ -58,6 +63,7 @@ examples:
   kubectl octavo why chat
   kubectl octavo why chat --last 32
   kubectl octavo why chat -o json | jq '.decisions[] | select(.subject == "Rollout")'
+  kubectl octavo why chat --inputs > chat.jsonl && octavo-operator replay chat.jsonl --set targetQueueLength=2
 """
 
 PLAN = """\
@@ -230,7 +236,16 @@ def _parser() -> argparse.ArgumentParser:
     top = add("top", "load and latency of each pod", TOP, TOP_EXAMPLES)
     for one in (status, why, logs):
         one.add_argument("name", metavar="NAME", help="the InferenceService")
-    why.add_argument("--last", type=_count, default=10, metavar="N", help="how many decisions (default: 10)")
+    why.add_argument(
+        "--operator-namespace",
+        metavar="NAMESPACE",
+        help="where the operator runs, with --inputs (default: octavo-system)",
+    )
+    form = why.add_mutually_exclusive_group()
+    form.add_argument("--last", type=_count, default=10, metavar="N", help="how many decisions (default: 10)")
+    form.add_argument(
+        "--inputs", action="store_true", help="what the autoscaler decided, with its inputs, for a replay"
+    )
     plan.add_argument(
         "-f", "--filename", dest="file", metavar="FILE", required=True, help="the manifest; - reads it from the input"
     )

@@ -9,10 +9,10 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from octavo_operator.api.names import INFERENCE_SERVICE, NODE, OWNER_LABEL, POD, REVISION, Manifest
+from octavo_operator.api.names import INFERENCE_SERVICE, NODE, OPERATOR, OWNER_LABEL, POD, REVISION, Manifest
 from octavo_operator.cluster.user import UserCluster
 from octavo_operator.core.arguments import PORT
-from octavo_operator.errors import Gone, Rejected, SettingsError, Unavailable
+from octavo_operator.errors import ClusterError, Gone, Rejected, SettingsError, Unavailable
 from octavo_operator.plugin import plan as plans
 from octavo_operator.plugin import status as statuses
 from octavo_operator.plugin import top as tops
@@ -30,6 +30,12 @@ __all__ = ["logs", "plan", "status", "top", "why"]
 EXIT_OK = 0
 EXIT_NO = 1
 EXIT_UNANSWERED = 3
+OPERATOR_NAMESPACE = "octavo-system"
+"""Where the documentation installs it."""
+
+OPERATOR_PORT = 8080
+"""Of its web server, in the chart."""
+
 CLEAR = "\x1b[H\x1b[J"
 """The cursor to the top left, and nothing below it."""
 
@@ -50,6 +56,15 @@ async def status(cluster: UserCluster, target: Target, given: argparse.Namespace
 
 async def why(cluster: UserCluster, target: Target, given: argparse.Namespace) -> int:
     """`kubectl octavo why`."""
+    if given.inputs:
+        if given.output == "json":
+            raise SettingsError("--inputs are lines of JSON already: leave -o json out")
+        await find_service(cluster, target.namespace, given.name)
+        operators = given.operator_namespace or OPERATOR_NAMESPACE
+        sys.stdout.write(await _inputs(cluster, operators, target.namespace, given.name))
+        return EXIT_OK
+    if given.operator_namespace is not None:
+        raise SettingsError("--operator-namespace goes with --inputs: all else is in the namespace of the object")
     service = await find_service(cluster, target.namespace, given.name)
     missing: list[str] = []
     labels = f"{OWNER_LABEL}={given.name}"
@@ -178,6 +193,22 @@ async def _sample(cluster: UserCluster, namespace: str, pod: str, missing: list[
         return None if text is None else tops.read_metrics(text, time.monotonic())
     except (Rejected, Unavailable, ValueError):
         return None  # it has no address yet, loads, or has just gone: its state says which
+
+
+async def _inputs(cluster: UserCluster, operators: str, namespace: str, name: str) -> str:
+    """The recording of the operator that leads: the others answer that they have none."""
+    pods = await cluster.list(POD, operators, labels=f"app.kubernetes.io/name={OPERATOR}")
+    if not pods:
+        raise Gone(f"no operator runs in namespace {operators}: name its namespace with --operator-namespace")
+    refusals: list[ClusterError] = []
+    for pod in pods:
+        try:
+            path = f"/autoscaling/{namespace}/{name}"
+            return await cluster.ask_pod(operators, pod["metadata"]["name"], OPERATOR_PORT, path)
+        except (Gone, Unavailable) as error:
+            refusals.append(error)
+    # One that does not answer may be the one that leads.
+    raise next((error for error in refusals if isinstance(error, Unavailable)), refusals[0])
 
 
 async def _log(

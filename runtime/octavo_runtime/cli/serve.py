@@ -162,7 +162,7 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
 @_http(
     "--max-connection-age",
     type=click.FloatRange(min=0),
-    default=60,
+    default=30,
     help="Seconds after which a connection is closed with its next answer, ± 20 %, so that new replicas get their "
     "share of clients; 0 keeps connections for ever.",
 )

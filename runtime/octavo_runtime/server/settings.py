@@ -37,7 +37,7 @@ class ServerConfig:
     generation_config: Literal["auto", "none"] = "auto"
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int | None = None
-    max_connection_age: float = 60.0
+    max_connection_age: float = 30.0
     shutdown_timeout: float = 120.0
     load_timeout: float = 600.0
     step_timeout: float = 120.0

@@ -12,6 +12,9 @@ from octavo_operator.api.names import DELETION_COST, INFERENCE_SERVICE, OWNER_LA
 from octavo_operator.api.service import InferenceService
 from octavo_operator.autoscale import autoscaler as module
 from octavo_operator.autoscale.autoscaler import Autoscaler
+from octavo_operator.autoscale.core import ring as ring_module
+from octavo_operator.autoscale.core.recording import RecordingInvalid, Round, read_recording
+from octavo_operator.autoscale.core.replay import first_difference, replay
 from octavo_operator.autoscale.core.report import Load
 from octavo_operator.autoscale.core.values import Verdict
 from octavo_operator.autoscale.scrape import Scraper
@@ -72,8 +75,12 @@ class World:
         (manifest,) = self.cluster.all(INFERENCE_SERVICE)
         return int(manifest["spec"]["replicas"])
 
-    def failures(self) -> float:
-        return self.metrics.registry.get_sample_value("octavo_operator_scrapes_total", {"outcome": "failed"}) or 0.0
+    def scrapes(self, outcome: str = "ok") -> float:
+        return self.metrics.registry.get_sample_value("octavo_operator_scrapes_total", {"outcome": outcome}) or 0.0
+
+    def recorded(self) -> list[Round]:
+        text = b"".join(self.autoscaler.recording(KEY) or ()).decode()
+        return read_recording(text.splitlines(keepends=True))[1]
 
     def verdict(self) -> Verdict | None:
         report = self.autoscaler.report(KEY)
@@ -167,7 +174,7 @@ async def test_autoscaler_silent_pods_change_nothing(world: World) -> None:
     world.create(replicas=3)
     await until(lambda: world.verdict() is Verdict.NO_METRICS)
     told = world.told
-    await until(lambda: world.failures() > 30)
+    await until(lambda: world.scrapes("failed") > 30)
     assert world.replicas == 3
     report = world.autoscaler.report(KEY)
     assert report is not None
@@ -223,3 +230,43 @@ async def test_autoscaler_object_of_the_same_name_starts_anew(world: World) -> N
     assert world.autoscaler.report(KEY) is None
     await until(lambda: world.autoscaler.report(KEY) is not None)
     assert world.replicas == 1
+
+
+async def test_autoscaler_recording_gives_the_same_decisions_again(world: World) -> None:
+    world.pod(0, (64, 9))
+    world.pod(1, (64, 9))
+    world.cluster.fail_on("scale", INFERENCE_SERVICE, Unavailable("away"))
+    assert world.autoscaler.recording(KEY) is None
+    world.create(replicas=2, maxReplicas=3)
+    with pytest.raises(RecordingInvalid, match="it holds no decision yet"):
+        world.recorded()
+    await until(lambda: world.replicas == 3)
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"]["autoscaling"].update(maxReplicas=2))
+    world.follow()
+    await until(lambda: world.replicas == 2)
+    world.loads["127.0.0.1"] = None
+    await until(lambda: world.scrapes("failed") > 1)
+    made = world.recorded()
+    # What could not be written was decided all the same: without it the next decision would not come out again.
+    assert [one.desired for one in made if one.decision.replicas == 3][:2] == [2, 2]
+    assert {one.settings.max_replicas for one in made} == {3, 2}
+    assert all(one.acts for one in made)
+    assert first_difference(replay(made)) is None
+    world.autoscaler.forget(KEY)
+    assert world.autoscaler.recording(KEY) is None
+
+
+async def test_autoscaler_recording_says_where_decisions_are_not_carried_out(world: World) -> None:
+    world.pod(0, (64, 100))
+    world.create(replicas=1, mode="Observe")
+    await until(lambda: world.verdict() is not None)
+    assert not world.recorded()[0].acts
+
+
+async def test_autoscaler_recordings_share_the_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECORDED_BYTES", 0)
+    monkeypatch.setattr(ring_module, "GROUP", 3)
+    world.pod(0, (1, 0))
+    world.create(replicas=1)
+    await until(lambda: world.scrapes() > 9)
+    assert len(world.recorded()) <= 3

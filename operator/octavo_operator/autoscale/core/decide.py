@@ -95,9 +95,9 @@ class State:
         ended: requests that ended of late.
         worked: replicas' worth of seconds that were spent on them.
         startup: seconds from a pod's creation until it serves.
-        since: from when on pods have served; minus infinity if they did at the first look, None if none has yet.
-        demand: at the decision before.
+        since: from when on pods have served; long before it began if they did then, None if none has yet.
         settled_at: from when on demand is measured, after a pod has joined.
+        demand: at the decision before.
         block: (begin, sum, count) of the demands of the present block.
         points: mean demand of the blocks before.
         wanted: (time, replicas) of the last minutes, those left out that a later one exceeds.
@@ -106,13 +106,13 @@ class State:
     started: float
     decided: float
     startup: float
+    settled_at: float
     since: float | None = None
     seen: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
     curve: ServiceCurve = field(default_factory=ServiceCurve)
     ended: float = 0.0
     worked: float = 0.0
     demand: float = 0.0
-    settled_at: float = -math.inf
     block: tuple[float, float, int] = (0.0, 0.0, 0)
     points: tuple[Point, ...] = ()
     wanted: tuple[tuple[float, int], ...] = ()
@@ -140,7 +140,7 @@ class _Queue:
 
 def start(settings: Settings, now: float) -> State:
     """The state of who begins to decide."""
-    return State(started=now, decided=now, startup=settings.startup)
+    return State(started=now, decided=now, startup=settings.startup, settled_at=now)
 
 
 def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, now: float) -> tuple[Decision, State]:
@@ -260,7 +260,7 @@ def _remember(settings: Settings, state: State, serving: Sequence[Pod], now: flo
         worked += span * (_load(settings, curve, sample) + _load(settings, curve, last)) / 2
     since = state.since
     if since is None and serving:
-        since = now if state.wanted else -math.inf
+        since = now if state.wanted else state.started - 2 * TREND_SECONDS
     kept = math.exp(-worked / RATE_SECONDS)
     startup = median(startups) if startups else state.startup
     return replace(
