@@ -60,7 +60,7 @@ class Server:
     Attributes:
         prompts: Set once the tokenizer is loaded; with `client.info` it makes the server ready.
         sampling_defaults: The model's, for requests that do not say.
-        draining: Set when no new requests are to be taken.
+        draining: Set when no new connections are to be taken.
     """
 
     def __init__(self, config: ServerConfig, client: EngineClient, metrics: Metrics, recording: Recording) -> None:
@@ -116,7 +116,7 @@ class Server:
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         arrival = time.monotonic()
-        with self._admitted():
+        with self._admitted(request):
             body = parse(await _read_json(request), CompletionRequest)
             self._check_model(body.model)
             token_ids = await self._text.encode(body.prompts())
@@ -125,7 +125,7 @@ class Server:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         arrival = time.monotonic()
-        with self._admitted():
+        with self._admitted(request):
             body = parse(await _read_json(request), ChatRequest)
             self._check_model(body.model)
             token_ids = await self._text.encode_chat(body.messages)
@@ -233,9 +233,13 @@ class Server:
     # --- the door
 
     @contextmanager
-    def _admitted(self) -> Iterator[None]:
-        """Lets a call in, unless the server is loading, draining or broken, and counts it as active."""
-        if self.draining:
+    def _admitted(self, request: web.Request) -> Iterator[None]:
+        """Lets a call in, unless the server is loading, draining or broken, and counts it as active.
+
+        While it drains, a connection that was kept open may ask once more, and is then closed: its client does not know.
+        New connections are refused, since routes have changed before.
+        """
+        if self.draining and request.transport not in self._connections:
             raise self._refusal("this replica is shutting down", code="draining")
         if self._client.failure is not None:
             raise self._refusal("the engine has ended", code="engine_died")
@@ -294,7 +298,7 @@ class Server:
     # --- text
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        with self._admitted():
+        with self._admitted(request):
             body = parse(await _read_json(request), TokenizeRequest)
             self._check_model(body.model)
             if body.messages is not None:
@@ -304,7 +308,7 @@ class Server:
             return _json({"count": len(tokens), "max_model_len": self._info.max_model_len, "tokens": tokens})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        with self._admitted():
+        with self._admitted(request):
             body = parse(await _read_json(request), DetokenizeRequest)
             self._check_model(body.model)
             wrong = [token for token in body.tokens if not 0 <= token < self._info.vocab_size]
@@ -315,7 +319,7 @@ class Server:
     # --- the operator of this server
 
     async def _resize(self, request: web.Request) -> web.Response:
-        with self._admitted():
+        with self._admitted(request):
             body = parse(await _read_json(request), KvCacheMemoryRequest)
             try:
                 info = await self._client.resize(body.bytes)

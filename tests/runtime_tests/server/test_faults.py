@@ -265,7 +265,11 @@ async def test_drain_finishes_what_runs_and_refuses_the_rest(serve: Serve) -> No
     async with serve(SLOW) as served:
         async with served.http.post(PATH, json={"prompt": "hi", "max_tokens": 50, "stream": True}) as answer:
             await first_event(answer)
+            await served.get("/version")  # a connection that is kept
             drain = asyncio.create_task(served.service.drain())
+            async with served.http.post(PATH, json={"prompt": "hi", "max_tokens": 1}) as last:
+                assert last.status == 200
+                assert last.headers["Connection"] == "close"
             assert (await served.get("/readyz"))[1]["status"] == "draining"
             assert (await served.get("/livez"))[0] == 200
             async with served.http.post(PATH, json={"prompt": "hi"}) as refused:
