@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo_kernels.gated_activation import reference as gated_activation
 from octavo_kernels.linear import reference as linear
-from octavo_kernels.native import Context, isas
+from octavo_kernels.native import Context
 from octavo_kernels.native.operations import Operations, pool_order, token_order
 from octavo_kernels.paged_attention import PagedBatch
 from octavo_kernels.paged_attention import reference as paged_attention
@@ -20,13 +20,6 @@ from octavo_kernels.rotary_kv import reference as rotary_kv
 from octavo_kernels.testing import assert_close, paged_pool
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(scope="module", params=["avx512", "avx2"])
-def native(request: pytest.FixtureRequest) -> Operations:
-    if request.param not in isas():
-        pytest.skip(f"this processor has no {request.param}")
-    return Operations(Context(2, request.param))
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -5,30 +5,19 @@
 //                  norm ─► gate, up ─► activation ─► down ─► + residual
 //     wanted rows: norm ─► head ─► logits
 //
-// Everything is float32 but weights and KV cache, which have their own types.
+// Everything is float32 but weights, embedding and KV cache, which have their own types.
 #pragma once
 
 #include <stdlib.h>
 
 #include "../gated_activation/native.h"
 #include "../linear/native.h"
+#include "../native/rows.h"
 #include "../paged_attention/native.h"
 #include "../rotary_kv/native.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
-
-// Numbers below which a region is not worth another thread's waking up.
-constexpr int64_t kSmallRegion = 1 << 14;
-
-// Calls body(row) for each row of this many numbers.
-template <class Body>
-inline void each_row(Threads& threads, int64_t rows, int64_t width, const Body& body) {
-  const int64_t parts = rows * width < kSmallRegion ? 1 : smaller(rows, 4 * threads.count());
-  threads.run(parts, [&](int64_t part, int) {
-    for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; row++) body(row);
-  });
-}
 
 // A row of a [rows, width] table.
 template <class T>
@@ -73,21 +62,30 @@ inline void rotary_rows(Threads& threads, const Attention& s, const Batch& b, co
   }
 }
 
+// Calls body for each shape of linear layer: the layers of a model are alike.
+template <class Body>
+inline void each_linear(const Model& m, const Body& body) {
+  const Linear* const all[] = {&m.layers->qkv, &m.layers->output, &m.layers->gate_up, &m.layers->down, &m.head};
+  for (const Linear* l : all) body(*l);
+}
+
 inline int64_t step_scratch(const Model& m, const Batch& b) {
-  int64_t bytes = larger(attention_scratch(b), linear_scratch(m.head));
-  const Linear* const of_layer[] = {&m.layers->qkv, &m.layers->output, &m.layers->gate_up, &m.layers->down};
-  for (const Linear* l : of_layer) bytes = larger(bytes, linear_scratch(*l));
+  int64_t bytes = attention_scratch(b);
+  each_linear(m, [&](const Linear& l) { bytes = larger(bytes, linear_scratch(l)); });
   return bytes;
 }
 
 // What all layers share, one after the other in memory of `step_room` numbers.
 struct Room {
   float *residual, *normed, *qkv, *attended, *gate_up;
+  float* of_linear;  // what the linear layers need, one after the other
 };
 
 inline int64_t step_room(const Model& m, int64_t tokens) {
   const Attention& s = m.attention;
-  return tokens * (2 * m.hidden + (2 * s.heads + 2 * s.kv_heads) * s.head_dim + 2 * m.intermediate);
+  int64_t of_linear = 0;
+  each_linear(m, [&](const Linear& l) { of_linear = larger(of_linear, linear_room(l, tokens)); });
+  return tokens * (2 * m.hidden + (2 * s.heads + 2 * s.kv_heads) * s.head_dim + 2 * m.intermediate) + of_linear;
 }
 
 inline Room rooms(const Model& m, int64_t tokens, float* memory) {
@@ -98,6 +96,7 @@ inline Room rooms(const Model& m, int64_t tokens, float* memory) {
   room.qkv = room.normed + tokens * m.hidden;
   room.attended = room.qkv + tokens * (s.heads + 2 * s.kv_heads) * s.head_dim;
   room.gate_up = room.attended + tokens * s.heads * s.head_dim;
+  room.of_linear = room.gate_up + tokens * 2 * m.intermediate;
   return room;
 }
 
@@ -108,10 +107,10 @@ inline void attention_layer(Threads& threads, const Model& m, const Layer& layer
   each_row(threads, b.tokens, m.hidden, [&](int64_t row) {
     rms_norm(room.residual + row * m.hidden, layer.attention_norm, m.eps, room.normed + row * m.hidden, m.hidden);
   });
-  linear(threads, layer.qkv, room.normed, m.hidden, {room.qkv, qkv_width, false}, b.tokens);
+  linear(threads, layer.qkv, room.normed, m.hidden, {room.qkv, qkv_width, false}, b.tokens, room.of_linear);
   rotary_rows(threads, s, b, layer, m.eps, m.cos, m.sin, room.qkv);
   paged_attention(threads, s, b, room.qkv, qkv_width, layer.keys, layer.values, room.attended, first_items);
-  linear(threads, layer.output, room.attended, width, {room.residual, m.hidden, true}, b.tokens);
+  linear(threads, layer.output, room.attended, width, {room.residual, m.hidden, true}, b.tokens, room.of_linear);
 }
 
 inline void mlp_layer(Threads& threads, const Model& m, const Layer& layer, int64_t tokens, const Room& room) {
@@ -119,18 +118,18 @@ inline void mlp_layer(Threads& threads, const Model& m, const Layer& layer, int6
   each_row(threads, tokens, m.hidden, [&](int64_t row) {
     rms_norm(room.residual + row * m.hidden, layer.mlp_norm, m.eps, room.normed + row * m.hidden, m.hidden);
   });
-  linear(threads, layer.gate_up, room.normed, m.hidden, {room.gate_up, both, false}, tokens);
+  linear(threads, layer.gate_up, room.normed, m.hidden, {room.gate_up, both, false}, tokens, room.of_linear);
   each_row(threads, tokens, both, [&](int64_t row) {
     silu_mul(room.gate_up + row * both, room.gate_up + row * both + m.intermediate, m.intermediate);
   });
-  linear(threads, layer.down, room.gate_up, both, {room.residual, m.hidden, true}, tokens);
+  linear(threads, layer.down, room.gate_up, both, {room.residual, m.hidden, true}, tokens, room.of_linear);
 }
 
 // logits: [wanted, head.out]. memory: `step_room` numbers. first_items: sequences + 1.
 inline void decoder_step(Threads& threads, const Model& m, const Batch& b, float* logits, float* memory,
                          int64_t* first_items) {
   const Room room = rooms(m, b.tokens, memory);
-  switch (m.head.type) {
+  switch (m.embedding_type) {
     case kBFloat16: embed<BFloat16>(threads, m, b, room.residual); break;
     case kFloat16: embed<Half>(threads, m, b, room.residual); break;
     default: embed<float>(threads, m, b, room.residual);
@@ -141,7 +140,7 @@ inline void decoder_step(Threads& threads, const Model& m, const Batch& b, float
   }
   for (int64_t i = 0; i < b.wanted; i++)
     rms_norm(room.residual + b.wanted_rows[i] * m.hidden, m.norm, m.eps, room.normed + i * m.hidden, m.hidden);
-  linear(threads, m.head, room.normed, m.hidden, {logits, m.head.out, false}, b.wanted);
+  linear(threads, m.head, room.normed, m.hidden, {logits, m.head.out, false}, b.wanted, room.of_linear);
 }
 
 }  // namespace OCTAVO_ISA

@@ -73,7 +73,7 @@ class DecoderStep:
         layers: Their weights.
         norm: [hidden], float32: of the last norm.
         head: To the vocabulary.
-        embedding: [vocabulary, hidden] in the head's type; None: the head's weight.
+        embedding: [vocabulary, hidden]; None: the head's weight, which is not quantised then.
         cos: [positions, head_dim], float32.
         sin: The same.
         kv_cache: [layers, 2, blocks, block size, kv heads, head_dim]. Within a block the library has an order of its
@@ -96,14 +96,15 @@ class DecoderStep:
         num_heads: int,
         eps: float,
     ) -> None:
-        assert embedding is None or embedding.dtype == head.panels.dtype, "one type for both"
+        embedding_type = head.panels.dtype if embedding is None else embedding.dtype
+        assert embedding_type.is_floating_point, "an embedding is as it is stored"
         self._context = context
         self._vocab_size = head.out
         structs = (abi.Layer * len(layers))(*(layer.struct(kv) for layer, kv in zip(layers, kv_cache, strict=True)))
         self._kept = (layers, norm, head, embedding, cos, sin, kv_cache, structs)  # what the model points to
         self._model = abi.Model(
             hidden=norm.shape[0],
-            intermediate=layers[0].down.panels.shape[1],
+            intermediate=layers[0].down.columns,
             layer_count=len(layers),
             attention=attention_struct(kv_cache[0, 0], num_heads, kv_cache.shape[-1] ** -0.5),
             eps=eps,
@@ -111,6 +112,7 @@ class DecoderStep:
             norm=norm.data_ptr(),
             head=head.struct(),
             embedding=None if embedding is None else embedding.data_ptr(),
+            embedding_type=abi.TYPES[str(embedding_type)],
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
         )

@@ -7,48 +7,18 @@
 //
 // So a panel is read from its first byte to its last, which is all that counts for one row: then the weight's way from
 // memory is the time that it takes. For many rows a panel in a narrow type is widened once, into a cache, before they
-// all go through it. Weights stay in the type that they were stored in; sums are float32.
+// all go through it. Weights stay in the type that they were stored in, or are int8 with a scale for each output, which
+// the sums are multiplied by; sums are float32. Where there are instructions for int8, quads.h has another form.
 #pragma once
 
-#include "../native/abi.h"
-#include "../native/threads.h"
-#include "../native/tile.h"
+#include "quads.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 
-constexpr int kPanel = 16;
-constexpr int kVectorsOfPanel = kPanel / kLanes;
-constexpr int64_t kWidePanels = 4;   // of one item
-constexpr int64_t kRowsOfItem = 240;  // they stay in the second cache while the panels pass, and are a multiple of six
 constexpr int64_t kWidenFrom = 24;   // rows
 
 inline int64_t linear_scratch(const Linear& l) { return kWidePanels * kPanel * l.in * (int64_t)sizeof(float); }
-
-// Where a product goes: rows, each `stride` behind the last, that are replaced or added to.
-struct Target {
-  float* rows;
-  int64_t stride;
-  bool add;
-
-  Target from(int64_t row) const { return {rows + row * stride, stride, add}; }
-};
-
-// Columns of one vector, as far as the layer has them.
-OCTAVO_INLINE void finish(const Linear& l, int64_t column, Vec<kLanes> sums, float* y, bool add) {
-  if (column + kLanes <= l.out) {
-    if (l.bias) sums += load<kLanes>(l.bias + column);
-    if (add) sums += load<kLanes>(y + column);
-    store<kLanes>(y + column, sums);
-    return;
-  }
-  float columns[kLanes];
-  store<kLanes>(columns, sums);
-  for (int64_t i = 0; column + i < l.out; i++) {
-    const float value = columns[i] + (l.bias ? l.bias[column + i] : 0);
-    y[column + i] = add ? y[column + i] + value : value;
-  }
-}
 
 // M rows through V vectors of columns.
 template <int V, class T>
@@ -96,13 +66,7 @@ inline void linear_panels(const Linear& l, const T* panels, int64_t first, int64
 template <class T>
 inline void linear_typed(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
                          int64_t rows) {
-  const int64_t panels = divided_up(l.out, kPanel);
-  // Few items of one row would leave a thread without one while the last is under way.
-  const int64_t wide = panels >= 8 * kWidePanels * threads.count() || rows > kMostRows ? kWidePanels : kWidePanels / 2;
-  const int64_t groups = divided_up(panels, wide), parts = divided_up(rows, kRowsOfItem);
-  threads.run(groups * parts, [&](int64_t item, int thread) {
-    const int64_t first = item % groups * wide, count = smaller(wide, panels - first);
-    const int64_t row = item / groups * kRowsOfItem, part = smaller(kRowsOfItem, rows - row);
+  linear_items(threads, l, rows, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     const T* weight = (const T*)l.weight + first * kPanel * l.in;
     const float* from = x + row * x_stride;
     if (sizeof(T) == sizeof(float) || part < kWidenFrom)
@@ -113,12 +77,17 @@ inline void linear_typed(Threads& threads, const Linear& l, const float* x, int6
   });
 }
 
-// x: `rows` rows, each x_stride behind the last.
-inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
-                   int64_t rows) {
+// Numbers that `linear` needs beside what it reads and writes.
+inline int64_t linear_room(const Linear& l, int64_t rows) { return l.type == kInt8Quads ? quads_room(l, rows) : 0; }
+
+// x: `rows` rows, each x_stride behind the last. memory: `linear_room` numbers.
+inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y, int64_t rows,
+                   float* memory) {
   switch (l.type) {
     case kBFloat16: return linear_typed<BFloat16>(threads, l, x, x_stride, y, rows);
     case kFloat16: return linear_typed<Half>(threads, l, x, x_stride, y, rows);
+    case kInt8: return linear_typed<Int8>(threads, l, x, x_stride, y, rows);
+    case kInt8Quads: return quads_linear(threads, l, x, x_stride, y, rows, memory);
     default: return linear_typed<float>(threads, l, x, x_stride, y, rows);
   }
 }

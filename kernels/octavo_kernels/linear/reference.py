@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["linear"]
+__all__ = ["dequantised", "linear", "quantised"]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -19,3 +19,24 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         [tokens, out], float32.
     """
     return torch.nn.functional.linear(x, weight.float(), None if bias is None else bias.float())
+
+
+def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rounds each output's weights to whole numbers from -127 to 127 times a scale of their own.
+
+    Args:
+        weight: [out, in], in any type.
+
+    Returns:
+        [out, in], int8, and [out], float32. An output of zeros has the scale 0; one that is not finite has a scale
+        that is not.
+    """
+    wide = weight.float()
+    scales = wide.abs().amax(dim=1) / 127
+    steps = wide / torch.where(scales == 0, 1, scales)[:, None]
+    return steps.round_().clamp_(-127, 127).to(torch.int8), scales
+
+
+def dequantised(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What `quantised` made of a weight, in float32 again."""
+    return weight.float() * scales[:, None]

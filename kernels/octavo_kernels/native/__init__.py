@@ -113,6 +113,7 @@ class Context:
     Attributes:
         library: The library.
         isa: Its instruction set.
+        quads: Whether it takes int8 weights in quads.
         handle: What the library's functions take first.
 
     Raises:
@@ -125,6 +126,7 @@ class Context:
         self.isa = isa or names[0]
         if self.isa not in names:
             raise NativeUnavailable(f"{self.isa} does not run here, only {', '.join(names)}")
+        self.quads = self.isa == "avx512vnni"
         self.handle: int | None = self.library.octavo_open(self.isa.encode(), threads)
         if self.handle is None:
             raise MemoryError(f"{threads} threads for the native kernels cannot be had")

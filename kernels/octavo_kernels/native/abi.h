@@ -5,14 +5,17 @@
 
 namespace octavo {
 
-enum Type : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+// The last two are of weights alone.
+enum Type : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt8Quads = 4 };
 
-// A weight in panels of 16 columns; linear/native.h draws it.
+// A weight in panels of 16 columns; linear/native.h draws it, and linear/quads.h that in quads.
 struct Linear {
   const void* weight;
   const float* bias;  // or null
   int64_t out, in;
   int64_t type;
+  const float* scales;     // of each output, panels filled up: what the weights are multiplied by; null: one
+  const int32_t* offsets;  // of each output, likewise: -128 times the sum of its weights; quads alone
 };
 
 struct Layer {
@@ -38,8 +41,9 @@ struct Model {
   const Layer* layers;
   const float* norm;
   Linear head;
-  const void* embedding;  // [vocabulary, hidden] in the head's type, or null: the head's weight
-  const float* cos;       // [positions, head_dim]
+  const void* embedding;  // [vocabulary, hidden], or null: the head's weight
+  int64_t embedding_type;
+  const float* cos;  // [positions, head_dim]
   const float* sin;
 };
 

@@ -5,16 +5,28 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 
-__all__ = ["TYPES", "Attention", "Batch", "Layer", "Linear", "Model", "declare"]
+__all__ = ["QUADS", "TYPES", "Attention", "Batch", "Layer", "Linear", "Model", "declare"]
 
-TYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2}
-"""The types that weights and the KV cache can have, as the library numbers them. Nothing here imports torch."""
+TYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2, "torch.int8": 3}
+"""The types that weights and the KV cache can have, int8 weights alone, as the library numbers them. Nothing here
+imports torch."""
+
+QUADS = 4
+"""The type of int8 weights in quads (linear/quads.h)."""
 
 
 class Linear(ctypes.Structure):
     """A packed weight."""
 
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("out", c_int64), ("in_", c_int64), ("type", c_int64))
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_int64),
+        ("in_", c_int64),
+        ("type", c_int64),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+    )
 
 
 class Layer(ctypes.Structure):
@@ -60,6 +72,7 @@ class Model(ctypes.Structure):
         ("norm", c_void_p),
         ("head", Linear),
         ("embedding", c_void_p),
+        ("embedding_type", c_int64),
         ("cos", c_void_p),
         ("sin", c_void_p),
     )

@@ -35,12 +35,11 @@ _FLAGS = (
     "-ffp-contract=fast",  # products and sums in one instruction, with one rounding
     "-Wall",
     "-Wno-psabi",
+    "-Wno-maybe-uninitialized",  # gcc 12 finds it in its own headers
 )
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_ISAS = {
-    "avx2": _AVX2,
-    "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"),
-}
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+_ISAS = {"avx2": _AVX2, "avx512": _AVX512, "avx512vnni": (*_AVX512, "-mavx512vnni")}
 
 
 class BuildError(Exception):

@@ -10,10 +10,11 @@ extern const Forms forms = {
     step_scratch,
     attention_scratch,
     linear_scratch,
+    linear_room,
     step_room,
     decoder_step,
-    [](Threads& threads, const Linear& l, const float* x, float* y, int64_t rows, bool add) {
-      linear(threads, l, x, l.in, {y, l.out, add}, rows);
+    [](Threads& threads, const Linear& l, const float* x, float* y, int64_t rows, bool add,
+       float* memory) { linear(threads, l, x, l.in, {y, l.out, add}, rows, memory);
     },
     [](const float* x, const float* weight, float eps, float* y, int64_t rows, int64_t width) {
       for (int64_t row = 0; row < rows; row++) rms_norm(x + row * width, weight, eps, y + row * width, width);

@@ -10,11 +10,12 @@ struct Forms {
   int64_t (*step_scratch)(const Model&, const Batch&);
   int64_t (*attention_scratch)(const Batch&);
   int64_t (*linear_scratch)(const Linear&);
+  int64_t (*linear_room)(const Linear&, int64_t rows);
   int64_t (*step_room)(const Model&, int64_t tokens);
   void (*decoder_step)(Threads&, const Model&, const Batch&, float* logits, float* memory, int64_t* first_items);
 
   // Each operation alone, for tests against its reference.
-  void (*linear)(Threads&, const Linear&, const float* x, float* y, int64_t rows, bool add);
+  void (*linear)(Threads&, const Linear&, const float* x, float* y, int64_t rows, bool add, float* memory);
   void (*rms_norm)(const float* x, const float* weight, float eps, float* y, int64_t rows, int64_t width);
   void (*silu_mul)(float* gate_up, int64_t rows, int64_t width);
   void (*rotary_kv)(Threads&, const Attention&, const Batch&, const Layer&, float eps, const float* cos,

@@ -16,6 +16,9 @@ extern const Forms forms;
 namespace avx512 {
 extern const Forms forms;
 }
+namespace avx512vnni {
+extern const Forms forms;
+}
 
 namespace {
 
@@ -27,13 +30,14 @@ struct Isa {
 
 // Best first.
 const Isa* isas() {
+  static const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   static const Isa all[] = {
-      {"avx512", &avx512::forms,
-       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c")},
-      {"avx2", &avx2::forms,
-       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")},
+      {"avx512vnni", &avx512vnni::forms, has_avx512 && __builtin_cpu_supports("avx512vnni")},
+      {"avx512", &avx512::forms, has_avx512},
+      {"avx2", &avx2::forms, has_avx2},
       {nullptr, nullptr, false}};
   return all;
 }
@@ -108,8 +112,9 @@ OCTAVO_EXPORT int octavo_decoder_step(void* context, const Model* m, const Batch
 
 OCTAVO_EXPORT int octavo_linear(void* context, const Linear* l, const float* x, float* y, int64_t rows, int add) {
   Context* c = (Context*)context;
-  if (!c->threads->reserve(c->forms->linear_scratch(*l))) return 0;
-  c->forms->linear(*c->threads, *l, x, y, rows, add);
+  float* memory = c->room(c->forms->linear_room(*l, rows) + 1);
+  if (!memory || !c->threads->reserve(c->forms->linear_scratch(*l))) return 0;
+  c->forms->linear(*c->threads, *l, x, y, rows, add, memory);
   return 1;
 }
 

@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from octavo_kernels.linear.packing import pack_linear
+from octavo_kernels.linear.packing import pack_linear, pack_quantised
 from octavo_kernels.native import Context, abi
 from octavo_kernels.paged_attention.batch import PagedBatch
 from octavo_kernels.paged_attention.native import NativeBatch, attention_struct
@@ -43,10 +43,16 @@ class Operations:
         self._context = context
 
     def linear(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, onto: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        onto: torch.Tensor | None = None,
+        *,
+        quantised: bool = False,
     ) -> torch.Tensor:
-        """As the reference; added to `onto`, in place, where that is given."""
-        packed = pack_linear(weight, bias)
+        """As the reference, with the weight quantised if that is asked for; added to `onto`, in place, if there is one."""
+        packed = pack_quantised(weight, bias, quads=self._context.quads) if quantised else pack_linear(weight, bias)
         y = torch.full((x.shape[0], weight.shape[0]), torch.nan) if onto is None else onto
         arguments = (ctypes.byref(packed.struct()), x.data_ptr(), y.data_ptr(), x.shape[0], onto is not None)
         assert self._library.octavo_linear(self._handle, *arguments)

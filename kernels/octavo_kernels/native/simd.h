@@ -39,6 +39,10 @@ struct Half {
   uint16_t bits;
 };
 
+struct Int8 {
+  int8_t value;
+};
+
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -70,6 +74,18 @@ OCTAVO_INLINE Vec<L> load(const Half* from) {
 #ifdef __AVX512F__
   else {
     return (Vec<L>)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));
+  }
+#endif
+}
+
+template <int L>
+OCTAVO_INLINE Vec<L> load(const Int8* from) {
+  if constexpr (L == 8) {
+    return (Vec<L>)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+  }
+#ifdef __AVX512F__
+  else {
+    return (Vec<L>)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
   }
 #endif
 }

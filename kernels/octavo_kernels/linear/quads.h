@@ -1,0 +1,144 @@
+// y = x W^T + b with int8 weights, on AVX-512 VNNI, whose instruction multiplies four bytes with four and adds them up.
+//
+// W is packed in panels of 16 outputs, as elsewhere, but four numbers of one output lie together:
+//
+//     panel 0:  w[0][0..3]  w[1][0..3]  … w[15][0..3]     64 bytes for k = 0 to 3: one vector
+//               w[0][4..7]  w[1][4..7]  … w[15][4..7]     k = 4 to 7
+//               …                                         numbers beyond the last input are zero, as are outputs
+//
+// To round x to eight bits as well would cost accuracy, so each row of x becomes 16 bits in two planes of bytes,
+//
+//     x[k] = step * (256 * (high[k] - 128) + low[k] - 128),      step = largest |x[k]| / 32512
+//
+// and goes through the weight as two rows, high and low, at half the cost of float32. A byte of x counts from 0 to 255,
+// so each sum starts at -128 times the sum of the weights. Sums are whole numbers, exact in any order, up to
+// 2^31 / (128 * 127) = 132,104 inputs; packing.py refuses more.
+#pragma once
+
+#include "../native/rows.h"
+#include "target.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+#ifdef __AVX512VNNI__
+
+// Not __m512i, which may alias anything: gcc keeps arrays of it in memory.
+using Ints = Types<16>::Int;
+
+constexpr int kQuad = 4;
+constexpr float kSteps = 32512;  // 256 * 127: the high plane has no -128
+
+inline int64_t quads_of(const Linear& l) { return divided_up(l.in, kQuad); }
+
+// All rows of x, in memory of `quads_room` numbers.
+struct Planes {
+  float* steps;    // of each row
+  uint8_t* bytes;  // [rows][high, low][quads * 4]
+  int64_t width;   // quads * 4
+
+  uint8_t* high(int64_t row) const { return bytes + 2 * row * width; }
+  uint8_t* low(int64_t row) const { return high(row) + width; }
+};
+
+inline int64_t quads_room(const Linear& l, int64_t rows) { return rows * (1 + 2 * quads_of(l)); }
+
+// A row with a number that is not finite has a step of NaN, and so has its result.
+inline void split(const float* x, int64_t in, const Planes& planes, int64_t row) {
+  __m512 most = _mm512_setzero_ps(), poison = _mm512_setzero_ps();
+  for (int64_t i = 0; i < in; i += 16) {
+    const __mmask16 there = (__mmask16)((1u << smaller(16, in - i)) - 1);
+    const __m512 v = _mm512_maskz_loadu_ps(there, x + i);
+    most = _mm512_max_ps(most, _mm512_abs_ps(v));
+    poison = _mm512_fmadd_ps(v, _mm512_setzero_ps(), poison);
+  }
+  const float largest = _mm512_reduce_max_ps(most);
+  const __m512 factor = _mm512_set1_ps(largest > 1e-30f ? kSteps / largest : 0);
+  planes.steps[row] = largest / kSteps + sum<16>((Vec<16>)poison);
+  uint8_t *high = planes.high(row), *low = planes.low(row);
+  for (int64_t i = 0; i < planes.width; i += 16) {
+    const __mmask16 there = (__mmask16)((1u << smaller(16, larger(0, in - i))) - 1);
+    const __mmask16 kept = (__mmask16)((1u << smaller(16, planes.width - i)) - 1);
+    const __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(there, x + i), factor));
+    const __m512i both = _mm512_add_epi32(steps, _mm512_set1_epi32(128 * 256 + 128));  // from 384 to 65408
+    _mm512_mask_cvtepi32_storeu_epi8(high + i, kept, _mm512_srli_epi32(both, 8));
+    _mm512_mask_cvtepi32_storeu_epi8(low + i, kept, both);
+  }
+}
+
+// M rows through V panels.
+template <int V>
+struct QuadsTile {
+  const Linear& l;
+  const int8_t* panels;  // that of `column` and those behind it
+  int64_t column;
+  const Planes& planes;
+  Target y;
+
+  template <int M>
+  OCTAVO_INLINE void run(int64_t row) const {
+    const uint8_t* a[2 * M];  // high planes, then low ones
+    const int8_t* b[V];
+    Ints sums[2 * M][V];
+    for (int m = 0; m < M; m++) {
+      a[m] = planes.high(row + m);
+      a[M + m] = planes.low(row + m);
+    }
+    for (int v = 0; v < V; v++) {
+      b[v] = panels + v * kPanel * planes.width;
+      for (int m = 0; m < 2 * M; m++) memcpy(&sums[m][v], l.offsets + column + v * kPanel, sizeof(Ints));
+    }
+    for (int64_t k = 0; k < planes.width; k += kQuad) {
+      Ints weights[V];
+      for (int v = 0; v < V; v++) memcpy(&weights[v], b[v] + k * kPanel, sizeof(Ints));
+      for (int m = 0; m < 2 * M; m++) {
+        int32_t quad;
+        memcpy(&quad, a[m] + k, sizeof quad);
+        const Ints bytes = Ints{} + quad;
+        for (int v = 0; v < V; v++)
+          sums[m][v] = (Ints)_mm512_dpbusd_epi32((__m512i)sums[m][v], (__m512i)bytes, (__m512i)weights[v]);
+      }
+    }
+    for (int m = 0; m < M; m++)
+      for (int v = 0; v < V; v++) {
+        const __m512 high = _mm512_cvtepi32_ps((__m512i)sums[m][v]);
+        const __m512 low = _mm512_cvtepi32_ps((__m512i)sums[M + m][v]);
+        const __m512 steps = _mm512_fmadd_ps(high, _mm512_set1_ps(256), low);
+        finish(l, column + v * kPanel, (Vec<16>)_mm512_mul_ps(steps, _mm512_set1_ps(planes.steps[row + m])),
+               y.rows + (row + m) * y.stride, y.add);
+      }
+  }
+};
+
+template <int V>
+inline void quads_panels(const Linear& l, int64_t panel, const Planes& planes, const Target& y, int64_t row,
+                         int64_t rows) {
+  const int8_t* panels = (const int8_t*)l.weight + panel * kPanel * planes.width;
+  in_tiles<3, 2, 1>(row + rows, QuadsTile<V>{l, panels, panel * kPanel, planes, y}, row);
+}
+
+inline void quads_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
+                         int64_t rows, float* memory) {
+  const Planes planes{memory, (uint8_t*)(memory + rows), quads_of(l) * kQuad};
+  each_row(threads, rows, l.in, [&](int64_t row) { split(x + row * x_stride, l.in, planes, row); });
+  linear_items(threads, l, rows, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
+    int64_t done = 0;
+    for (; done + kWidePanels <= count; done += kWidePanels)
+      quads_panels<kWidePanels>(l, first + done, planes, y, row, part);
+    for (; done + 2 <= count; done += 2) quads_panels<2>(l, first + done, planes, y, row, part);
+    for (; done < count; done++) quads_panels<1>(l, first + done, planes, y, row, part);
+  });
+}
+
+#else
+
+// Whoever packs a weight looks at the instruction set first.
+inline int64_t quads_room(const Linear&, int64_t) { return 0; }
+inline void quads_linear(Threads&, const Linear&, const float*, int64_t, const Target&, int64_t, float*) {
+  __builtin_trap();
+}
+
+#endif
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

@@ -1,0 +1,56 @@
+// What the forms of linear layers share: the panels of an item, and where a product goes.
+#pragma once
+
+#include "../native/abi.h"
+#include "../native/threads.h"
+#include "../native/tile.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+constexpr int kPanel = 16;
+constexpr int kVectorsOfPanel = kPanel / kLanes;
+constexpr int64_t kWidePanels = 4;   // of one item
+constexpr int64_t kRowsOfItem = 240;  // they stay in the second cache while the panels pass, and are a multiple of six
+
+// Where a product goes: rows, each `stride` behind the last, that are replaced or added to.
+struct Target {
+  float* rows;
+  int64_t stride;
+  bool add;
+
+  Target from(int64_t row) const { return {rows + row * stride, stride, add}; }
+};
+
+// Columns of one vector, as far as the layer has them.
+OCTAVO_INLINE void finish(const Linear& l, int64_t column, Vec<kLanes> sums, float* y, bool add) {
+  if (l.scales) sums *= load<kLanes>(l.scales + column);
+  if (column + kLanes <= l.out) {
+    if (l.bias) sums += load<kLanes>(l.bias + column);
+    if (add) sums += load<kLanes>(y + column);
+    store<kLanes>(y + column, sums);
+    return;
+  }
+  float columns[kLanes];
+  store<kLanes>(columns, sums);
+  for (int64_t i = 0; column + i < l.out; i++) {
+    const float value = columns[i] + (l.bias ? l.bias[column + i] : 0);
+    y[column + i] = add ? y[column + i] + value : value;
+  }
+}
+
+// Shares a product out: calls body(first panel, panels, first row, rows, thread) for each item.
+template <class Body>
+inline void linear_items(Threads& threads, const Linear& l, int64_t rows, const Body& body) {
+  const int64_t panels = divided_up(l.out, kPanel);
+  // Few items of one row would leave a thread without one while the last is under way.
+  const int64_t wide = panels >= 8 * kWidePanels * threads.count() || rows > kMostRows ? kWidePanels : kWidePanels / 2;
+  const int64_t groups = divided_up(panels, wide), parts = divided_up(rows, kRowsOfItem);
+  threads.run(groups * parts, [&](int64_t item, int thread) {
+    const int64_t first = item % groups * wide, row = item / groups * kRowsOfItem;
+    body(first, smaller(wide, panels - first), row, smaller(kRowsOfItem, rows - row), thread);
+  });
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo
