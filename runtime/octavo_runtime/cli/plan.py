@@ -37,6 +37,14 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     help="Of weights and activations. auto: as stored on a GPU, float32 on a CPU.",
 )
 @click.option(
+    "--quantization",
+    cls=SectionedOption,
+    section="Model",
+    type=click.Choice(["none", "w8a16"]),
+    default="none",
+    help="Of weights, while they are loaded. w8a16: eight bits, on a CPU alone.",
+)
+@click.option(
     "--max-model-len",
     cls=SectionedOption,
     section="Model",
@@ -144,7 +152,7 @@ def _readable(result: ModelPlan) -> str:
             "attention",
             f"{result.num_heads} query heads, {result.num_kv_heads} key/value heads of {result.head_dim}",
         ),
-        ("weights", f"{_size(result.weights_bytes)} in {result.dtype} on {result.device}"),
+        ("weights", f"{_size(result.weights_bytes)} in {_weights(result)} on {result.device}"),
     ]
     if result.gpu_memory_bytes is not None and result.activations_bytes is not None:
         rows += [
@@ -164,6 +172,10 @@ def _readable(result: ModelPlan) -> str:
     if result.num_host_blocks:
         rows.append(("swap space", f"{result.num_host_blocks:,} blocks on the host"))
     return "\n".join(f"{name:<16}{text}" for name, text in rows)
+
+
+def _weights(result: ModelPlan) -> str:
+    return result.dtype if result.quantization == "none" else f"{result.quantization}, embedding as stored,"
 
 
 def _size(count: int) -> str:

@@ -47,6 +47,7 @@ class EngineConfig:
         model: Directory of the model.
         device: auto, cpu or cuda.
         dtype: auto, float32, float16 or bfloat16: of weights and activations.
+        quantization: none, or w8a16: weights in eight bits, on a CPU.
         kv_cache_dtype: auto (the dtype), float32, float16 or bfloat16.
         max_model_len: Longest prompt plus output, in tokens; None: what fits.
         block_size: Tokens per KV block: 8, 16 or 32.
@@ -60,6 +61,7 @@ class EngineConfig:
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     block_size: int = 16

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from octavo_kernels.dispatch import form
+from octavo_kernels.native import Context
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.kv_cache import KVPool
@@ -27,7 +28,9 @@ from octavo_runtime.loading.plan import (
     DEFAULT_CPU_KV_MEMORY,
     KVSize,
     check_growth,
+    check_quantization,
     kv_block_bytes,
+    quantised_bytes,
     resolve_device,
     resolve_dtype,
     resolve_kv_dtype,
@@ -143,16 +146,19 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     device = _device(config)
     config = replace(config, device=device.type)
     check_growth(config)
+    check_quantization(config)
     stored = {checkpoint[slot.source].dtype for slot in weights.slots}
     dtype = resolve_dtype(config.dtype, device.type, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
     if device.type == "cpu":
         # Before the weights are read, so that what cannot fit fails at once.
         size_kv(spec, config, kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)
-    native = open_native(spec, set_threads()) if device.type == "cpu" else None
+    native = open_native(spec, set_threads(), config.quantization) if device.type == "cpu" else None
     stored_dtype = storage_dtype(dtype, stored) if native else dtype
     weights_bytes = weight_bytes(weights, stored_dtype)
-    require_room_for_weights(weights_bytes, stored_dtype, device)
+    require_room_for_weights(weights_bytes, stored_dtype, device)  # they are quantised when they have been read
+    if config.quantization != "none":
+        weights_bytes = quantised_bytes(weights, stored_dtype)
     report = progress or (lambda _stage, _done, _total: None)
     parameters = load_weights(
         checkpoint,
@@ -172,7 +178,8 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
             dtype=getattr(torch, kv_dtype),
             device=device,
         )
-        build = functools.partial(NativeDecoder, native) if native else Decoder
+        quantise = config.quantization != "none"
+        build = functools.partial(NativeDecoder, native, quantise=quantise) if native else Decoder
         decoder = build(
             spec, parameters, kv_cache=pool.device, vocab_size=tokens.vocab_size, max_model_len=size.max_model_len
         )
@@ -189,9 +196,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
             num_host_blocks=size.num_host_blocks,
             block_bytes=size.block_bytes,
             weights_bytes=weights_bytes,
-            kernels=f"native ({native.isa})"
-            if native
-            else form("paged_attention", device.type).__name__.split(".")[-1],
+            kernels=_kernels(native, config.quantization) if native else _form_name(device),
         )
         return decoder, pool, info
 
@@ -217,7 +222,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         device.type,
         info.kernels,
         weights_bytes / 2**30,
-        stored_dtype,
+        stored_dtype if config.quantization == "none" else config.quantization,
         kv_bytes / 2**30,
         kv_dtype,
         kv_tokens,
@@ -225,6 +230,14 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         size.max_model_len,
     )
     return TorchExecutor(decoder, pool, info)
+
+
+def _kernels(native: Context, quantization: str) -> str:
+    return f"native ({native.isa})" if quantization == "none" else f"native ({native.isa}, {quantization})"
+
+
+def _form_name(device: torch.device) -> str:
+    return form("paged_attention", device.type).__name__.split(".")[-1]
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -5,6 +5,7 @@ The engine sizes its KV cache by the same functions when it starts, so that `oct
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,8 +21,10 @@ __all__ = [
     "ModelPlan",
     "activation_bytes",
     "check_growth",
+    "check_quantization",
     "kv_block_bytes",
     "plan_model",
+    "quantised_bytes",
     "resolve_device",
     "resolve_dtype",
     "resolve_kv_dtype",
@@ -69,6 +72,7 @@ class ModelPlan:
         max_position: Longest sequence the model knows, in tokens.
         device: cpu or cuda.
         dtype: Of weights and activations.
+        quantization: Of the weights.
         kv_cache_dtype: Of the KV cache.
         block_size: Tokens per KV block.
         weights_bytes: Bytes of the weights once loaded.
@@ -92,6 +96,7 @@ class ModelPlan:
     max_position: int
     device: str
     dtype: str
+    quantization: str
     kv_cache_dtype: str
     block_size: int
     weights_bytes: int
@@ -129,6 +134,7 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
     device = resolve_device(config.device, cuda_available=gpu_memory is not None or Path("/dev/nvidiactl").exists())
     config = replace(config, device=device)
     check_growth(config)
+    check_quantization(config)
     stored = {checkpoint[slot.source].dtype for slot in weights.slots}
     dtype = resolve_dtype(config.dtype, device, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
@@ -139,6 +145,7 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
     elif memory is None and device == "cpu":
         memory = DEFAULT_CPU_KV_MEMORY
     size = None if memory is None else size_kv(spec, config, kv_dtype, memory)
+    quantised = config.quantization != "none"
     kv_tokens = None if size is None else size.num_blocks * config.block_size
     return ModelPlan(
         architecture=spec.architecture,
@@ -149,9 +156,12 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
         max_position=spec.max_position,
         device=device,
         dtype=dtype,
+        quantization=config.quantization,
         kv_cache_dtype=kv_dtype,
         block_size=config.block_size,
-        weights_bytes=weight_bytes(weights, dtype),
+        weights_bytes=quantised_bytes(weights, storage_dtype(dtype, stored))
+        if quantised
+        else weight_bytes(weights, dtype),
         gpu_memory_bytes=gpu_memory,
         activations_bytes=activations,
         kv_bytes_per_token=spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype],
@@ -208,6 +218,38 @@ def resolve_kv_dtype(config: EngineConfig, dtype: str) -> str:
 def weight_bytes(weights: WeightMap, dtype: str) -> int:
     """Bytes of the parameters in this dtype."""
     return weights.num_elements * _ITEM_BYTES[dtype]
+
+
+def quantised_bytes(weights: WeightMap, dtype: str) -> int:
+    """Bytes of the parameters in w8a16: a byte for each number of a linear layer, two numbers for each of its outputs.
+
+    Args:
+        weights: With a tied embedding, which stays beside the head made of it.
+        dtype: Of embedding, norms and biases.
+    """
+    embedding = weights.shapes["embedding"]
+    linear = [shape for name, shape in weights.shapes.items() if name.endswith(".weight") or name == "head"]
+    if weights.tied:
+        linear.append(embedding)
+    in_linear = sum(math.prod(shape) for shape in linear)
+    others = weights.num_elements - in_linear + (math.prod(embedding) if weights.tied else 0)
+    return in_linear + 8 * sum(outputs for outputs, _ in linear) + others * _ITEM_BYTES[dtype]
+
+
+def check_quantization(config: EngineConfig) -> None:
+    """Checks that weights can be quantised where they are to lie.
+
+    Args:
+        config: With the device resolved.
+
+    Raises:
+        BadFlags: They lie on a GPU.
+    """
+    if config.quantization != "none" and config.device != "cpu":
+        raise BadFlags(
+            f"--quantization {config.quantization} runs on a CPU alone, and the device is {config.device}",
+            hint="Leave --quantization out, or use --device cpu.",
+        )
 
 
 def check_growth(config: EngineConfig) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from octavo_kernels.decoder_step import DecoderStep, LayerWeights, unsupported
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, forced_form
-from octavo_kernels.linear.packing import PackedLinear, pack_linear
+from octavo_kernels.linear.packing import PackedLinear, pack_linear, pack_quantised
 from octavo_kernels.native import Context, NativeUnavailable
 from octavo_kernels.paged_attention import PagedBatch
 from octavo_runtime.errors import BadFlags
@@ -21,21 +21,29 @@ __all__ = ["NativeDecoder", "open_native"]
 logger = logging.getLogger(__name__)
 
 
-def open_native(spec: DecoderSpec, threads: int) -> Context | None:
+def open_native(spec: DecoderSpec, threads: int, quantization: str = "none") -> Context | None:
     """The native kernels, where they run this model and the environment does not force another form.
 
     Args:
         spec: The model.
         threads: How many may be busy at once.
+        quantization: Of the weights; anything but none has this form alone.
 
     Raises:
-        BadFlags: The environment forces a form that does not exist, or forces this one and it cannot run.
+        BadFlags: The environment forces a form that does not exist; or this one cannot run, and the environment forces
+            it or the weights are to be quantised.
     """
     try:
         forced = forced_form("cpu")
     except RuntimeError as error:
         raise BadFlags(str(error)) from error
+    quantised = quantization != "none"
     if forced not in {None, "native"}:
+        if quantised:
+            raise BadFlags(
+                f"--quantization {quantization} needs the native kernels, but {ENVIRONMENT_VARIABLE}={forced}",
+                hint=f"Leave --quantization or {ENVIRONMENT_VARIABLE} out.",
+            )
         return None
     why = unsupported(spec.head_dim)
     if why is None:
@@ -43,6 +51,11 @@ def open_native(spec: DecoderSpec, threads: int) -> Context | None:
             return Context(threads)
         except NativeUnavailable as error:
             why = str(error)
+    if quantised:
+        raise BadFlags(
+            f"--quantization {quantization} needs the native kernels, but {why}",
+            hint="Leave --quantization out to run on torch, with the weights as they are stored.",
+        )
     if forced:
         raise BadFlags(
             f"{ENVIRONMENT_VARIABLE}={forced}, but {why}", hint=f"Leave {ENVIRONMENT_VARIABLE} out to run on torch."
@@ -61,6 +74,8 @@ class NativeDecoder:
         kv_cache: [layers, 2, blocks, block size, kv heads, head_dim], keys first.
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
+        quantise: Whether linear layers take eight bits for a weight (w8a16). The embedding stays as it is; logits of a
+            tied one come from a quantised copy.
     """
 
     def __init__(
@@ -72,6 +87,7 @@ class NativeDecoder:
         kv_cache: torch.Tensor,
         vocab_size: int,
         max_model_len: int,
+        quantise: bool = False,
     ) -> None:
         def vector(name: str) -> torch.Tensor | None:
             value = parameters.pop(name, None)
@@ -80,8 +96,11 @@ class NativeDecoder:
         def norm(name: str) -> torch.Tensor:
             return parameters.pop(name).float().contiguous()
 
+        def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+            return pack_quantised(weight, bias, quads=context.quads) if quantise else pack_linear(weight, bias)
+
         def linear(name: str) -> PackedLinear:
-            return pack_linear(parameters.pop(f"{name}.weight"), parameters.pop(f"{name}.bias", None))
+            return pack(parameters.pop(f"{name}.weight"), parameters.pop(f"{name}.bias", None))
 
         layers = [
             LayerWeights(
@@ -98,7 +117,7 @@ class NativeDecoder:
         ]
         tied = parameters["head"] is parameters["embedding"]
         embedding = parameters.pop("embedding")
-        head = pack_linear(parameters.pop("head")[:vocab_size])
+        head = pack(parameters.pop("head")[:vocab_size])
         table = RotaryTable(
             inverse_frequencies(spec.rope, spec.head_dim),
             attention_factor=spec.rope.attention_factor,
@@ -111,7 +130,7 @@ class NativeDecoder:
             layers,
             norm=norm("norm"),
             head=head,
-            embedding=None if tied else embedding,
+            embedding=None if tied and not quantise else embedding,
             cos=table.cos,
             sin=table.sin,
             kv_cache=kv_cache,

@@ -277,6 +277,38 @@ def test_load_executor_without_native_library(
     assert "slower: there is none" in caplog.text
 
 
+@pytest.mark.parametrize("forced", ["cpu", "reference"])
+def test_load_executor_quantised_with_another_form(
+    forced: str, write_model: WriteModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, forced)
+    with pytest.raises(BadFlags, match=f"w8a16 needs the native kernels, but {ENVIRONMENT_VARIABLE}={forced}"):
+        load(write_model(), quantization="w8a16")
+
+
+def test_load_executor_quantised_without_native_library(
+    write_model: WriteModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_threads: int) -> NoReturn:
+        raise NativeUnavailable("there is none")
+
+    monkeypatch.setattr(native_decoder, "Context", missing)
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    with pytest.raises(BadFlags, match="--quantization w8a16 needs the native kernels, but there is none"):
+        load(write_model(), quantization="w8a16")
+
+
+def test_load_executor_quantised_heads_without_native_form(write_model: WriteModel) -> None:
+    with pytest.raises(BadFlags, match="w8a16 needs the native kernels, but the model's heads are 4 wide"):
+        load(write_model(num_attention_heads=4, num_key_value_heads=2), quantization="w8a16")
+
+
+def test_load_executor_quantised_on_a_gpu(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(BadFlags, match="--quantization w8a16 runs on a CPU alone, and the device is cuda"):
+        load(write_model(), device="auto", quantization="w8a16")
+
+
 def test_load_executor_unknown_form(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "fast")
     with pytest.raises(BadFlags, match=f"{ENVIRONMENT_VARIABLE}=fast, but on cpu there are only the forms native, cpu"):

@@ -78,6 +78,20 @@ def test_plan_model_roomy(model: Path) -> None:
     assert plan_model(model, config(model)).max_model_len == 256
 
 
+@pytest.mark.parametrize(("dtype", "item"), [("auto", 2), ("float16", 2)])
+def test_plan_model_quantised(dtype: str, item: int, model: Path) -> None:
+    plan = plan_model(model, config(model, dtype=dtype, quantization="w8a16"))
+    # The embedding and three norms as they are stored; the head is a copy of it, of 6 outputs.
+    outputs = 6 + 8 + 4 + 4 + 8 + 10 + 10 + 8
+    assert plan.weights_bytes == ELEMENTS - 3 * 8 + 8 * outputs + (6 * 8 + 3 * 8) * item
+    assert plan.quantization == "w8a16"
+
+
+def test_plan_model_quantised_on_a_gpu(model: Path) -> None:
+    with pytest.raises(BadFlags, match="--quantization w8a16 runs on a CPU alone, and the device is cuda"):
+        plan_model(model, config(model, device="auto", quantization="w8a16"), gpu_memory=1 << 30)
+
+
 def test_plan_model_gpu(model: Path) -> None:
     plan = plan_model(model, config(model, device="cuda"))
     assert (plan.dtype, plan.weights_bytes) == ("bfloat16", ELEMENTS * 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
+from octavo_kernels.linear.reference import dequantised, quantised
+from octavo_kernels.native import Context, isas
 from octavo_kernels.testing import assert_close
 from octavo_runtime.domain import EngineConfig, SamplingParams, ScheduledSequence, StepPlan
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.executor import TorchExecutor, load_executor
+from octavo_runtime.models import native_decoder
 
 SIZES = {
     "hidden_size": 48,
@@ -152,10 +156,42 @@ def test_family_sharded(tmp_path: Path) -> None:
     assert_close(logits(executor, sequence("a", [5, 6, 7], 0, (0,)))[0], expected, 1e-5)
 
 
-def test_family_batch_changes_nothing(tmp_path: Path) -> None:
+@pytest.fixture(params=["avx512vnni", "avx512", "avx2"])
+def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param not in isas():
+        pytest.skip(f"this processor has no {request.param}")
+    monkeypatch.setattr(native_decoder, "Context", partial(Context, isa=request.param))
+    return str(request.param)
+
+
+def with_rounded_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Each linear layer's weights as they are when quantised; the embedding stays, tied or not."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(dequantised(*quantised(module.weight.detach())))
+    return model
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "qwen2", "qwen3"])
+def test_family_quantised(name: str, instruction_set: str, tmp_path: Path) -> None:
+    truth = with_rounded_weights(make(tmp_path, *CASES[name]))
+    executor = load(tmp_path, quantization="w8a16")
+    assert executor.info.kernels == f"native ({instruction_set}, w8a16)"
+    tolerance = 1e-3 if instruction_set == "avx512vnni" else 1e-5  # activations of 16 bits there, float32 elsewhere
+    tokens = torch.randint(3, 97, (38,)).tolist()
+    with torch.inference_mode():
+        expected = truth(torch.tensor([tokens])).logits[0]
+    blocks = (7, 2, 11, 5, 9)
+    assert_close(logits(executor, sequence("a", tokens[:37], 0, blocks))[0], expected[36], tolerance)
+    assert_close(logits(executor, sequence("a", tokens[37:], 37, blocks))[0], expected[37], tolerance)
+
+
+@pytest.mark.parametrize("quantization", ["none", "w8a16"])
+@pytest.mark.usefixtures("instruction_set")
+def test_family_batch_changes_nothing(quantization: str, tmp_path: Path) -> None:
     # The native kernels sum in one order: a row has the same logits, to the last bit, alone, in a batch, and in chunks.
     make(tmp_path, "llama", {})
-    executor = load(tmp_path)
+    executor = load(tmp_path, quantization=quantization)
     assert executor.info.kernels.startswith("native")
     prompts = {name: torch.randint(3, 97, (length,)).tolist() for name, length in (("a", 30), ("b", 7), ("c", 12))}
     tables = {"a": (4, 1, 6, 2), "b": (0,), "c": (3, 5)}
