@@ -13,6 +13,7 @@ FIELDS = {
     "served-model-name": "model.servedName",
     "device": "runtime.device",
     "dtype": "runtime.dtype",
+    "quantization": "runtime.quantization",
     "kv-cache-dtype": "runtime.kvCacheDtype",
     "max-model-len": "runtime.maxModelLen",
     "max-num-seqs": "runtime.maxNumSeqs",
@@ -30,6 +31,7 @@ FIELDS = {
 PLAN_FLAGS = (
     "device",
     "dtype",
+    "quantization",
     "kv-cache-dtype",
     "max-model-len",
     "max-num-batched-tokens",
@@ -74,6 +76,7 @@ def _flags(service: InferenceService) -> dict[str, object]:
         "served-model-name": service.served_name,
         "device": device,
         "dtype": runtime.dtype,
+        "quantization": runtime.quantization,
         "kv-cache-dtype": runtime.kv_cache_dtype,
         "max-model-len": runtime.max_model_len,
         "max-num-seqs": runtime.max_num_seqs,
