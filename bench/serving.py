@@ -3,8 +3,7 @@
     python -m bench.serving --profile
 
 Offline: 1, 8 and 32 streams of random token ids, and the prefill of one long prompt, then the same in turns with
-torch's kernels. Over HTTP, streaming: a closed
-loop of 1, 8 and 32 clients, each sending its next request when the last is answered, then an open loop with Poisson
+torch's kernels, and with weights in eight bits. Over HTTP, streaming: a closed loop of 1, 8 and 32 clients, each sending its next request when the last is answered, then an open loop with Poisson
 arrivals at 80 % of the rate that 32 clients reached. A request that fails ends the benchmark: errors are not speed.
 """
 

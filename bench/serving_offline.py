@@ -59,7 +59,11 @@ def main(model: str, *, profile: bool) -> dict[str, Any]:
     streams, prompt, output = ROWS["decode_1"]
     step_bytes = llm.info.weights_bytes + (prompt + output / 2) * llm.info.block_bytes / llm.info.block_size
     figures["bandwidth_share_1"] = figures["decode_1_tok_s"] * step_bytes / (limits["read_gb_s"] * 1e9)
-    figures |= _against_torch(llm, model, rng)
+    if llm.info.kernels.startswith("native"):
+        figures |= _against(llm, _on_torch(model), rng, "native_vs_torch", "native kernels {} times as fast as torch's")
+        quantised = LLM(model, kv_cache_memory=KV_MEMORY, quantization="w8a16")
+        figures |= _against(quantised, llm, rng, "w8a16_vs_none", "w8a16 {} times as fast as weights as stored")
+        del quantised
     result: dict[str, Any] = {"figures": figures, "limits": limits, "kernels": llm.info.kernels}
     if profile:
         # One thing after the other, in one thread: else the phases of two steps overlap.
@@ -67,19 +71,22 @@ def main(model: str, *, profile: bool) -> dict[str, Any]:
     return result
 
 
-def _against_torch(llm: LLM, model: str, rng: random.Random) -> dict[str, float]:
-    """How many times as fast the native kernels are as torch's, row by row in turns; empty without native kernels."""
-    if not llm.info.kernels.startswith("native"):
-        return {}
+def _on_torch(model: str) -> LLM:
     os.environ[ENVIRONMENT_VARIABLE] = "cpu"
-    torch_llm = LLM(model, kv_cache_memory=KV_MEMORY)
+    llm = LLM(model, kv_cache_memory=KV_MEMORY)
     del os.environ[ENVIRONMENT_VARIABLE]
-    _row(torch_llm, rng, 1, 32, _WARM_UP)
+    return llm
+
+
+def _against(faster: LLM, slower: LLM, rng: random.Random, figure: str, said: str) -> dict[str, float]:
+    """How many times as fast one is as the other, row by row in turns; `said` tells it."""
+    for each in (faster, slower):
+        _row(each, rng, 1, 32, _WARM_UP)
     figures = {}
     for name, row in ROWS.items():
-        native, torchs = (_row(each, rng, *row) for each in (llm, torch_llm))
-        figures[f"{name}_native_vs_torch"] = torchs / native
-        say(f"  {name}: native kernels {torchs / native:.1f} times as fast as torch's")
+        seconds, others = (_row(each, rng, *row) for each in (faster, slower))
+        figures[f"{name}_{figure}"] = others / seconds
+        say(f"  {name}: {said.format(f'{others / seconds:.1f}')}")
     return figures
 
 
