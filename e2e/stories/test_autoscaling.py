@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -119,7 +120,7 @@ def test_load_brings_pods_and_quiet_takes_them_away(cluster: Layout, kubectl: Ku
     assert replicas(kubectl) == 1
     address = kubectl.get("service", "elastic")["spec"]["clusterIP"]
     with flood(address):
-        eventually(lambda: replicas(kubectl) == 2, 60)
+        eventually(lambda: replicas(kubectl) > 1, 60)
         eventually(lambda: replicas(kubectl) == 3, START, every=0.5)
         eventually(lambda: ready(kubectl) == 3, START, every=0.5)
         began = time.monotonic()
@@ -136,8 +137,9 @@ def test_load_brings_pods_and_quiet_takes_them_away(cluster: Layout, kubectl: Ku
     call(address, 80, "/v1/completions", {"model": "elastic", "prompt": "Hello", "max_tokens": 1})
 
     why = " ".join(octavo(cluster, kubectl, "why", "elastic").split())
-    for step in ("replicas 1 → 2 because", "replicas 2 → 3 because", "→ 1 because"):
-        assert step in why
+    # How many come at once depends on how quickly this machine answers.
+    for step in ("replicas 1 → [23] because", "→ 3 because", "→ 1 because"):
+        assert re.search(step, why), why
     assert "replicas' worth of work come in, and for the last minutes 1 were enough" in why
     again_as_recorded(octavo(cluster, kubectl, "why", "elastic", "--inputs"), tmp_path / "elastic.jsonl")
     kubectl("delete", ISVC, "elastic")
