@@ -183,10 +183,11 @@ def test_paths_are_the_models(paths: list[GreedyPath], smollm2: Path) -> None:
     assert len(set(text.split())) > 10
 
 
-def test_answer(smollm2: Path) -> None:
+@pytest.mark.parametrize("quantization", ["none", "w8a16"])
+def test_answer(quantization: str, smollm2: Path) -> None:
     # Converter, tokenizer and model together know something.
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
-    executor = engine(smollm2, 16)
+    executor = engine(smollm2, 16, quantization=quantization)
     core = scheduler(executor)
     prompt = tokenizer.encode("The capital of France is").ids
     core.add(Request("0", tuple(prompt), replace(GREEDY, max_tokens=2)))
