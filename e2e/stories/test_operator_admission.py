@@ -94,6 +94,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"parallelism": {"nodes": 2}}, "replicas over several nodes are not built yet; use nodes: 1"),
     ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, "asks for more GPUs per pod than parallelism.tensor uses"),
     ({"resources": {"limits": {"nvidia.com/gpu": 1}}, **runtime(device="cpu")}, "would stand idle; remove one of the two"),
+    (
+        {"resources": {"limits": {"nvidia.com/gpu": 1}}, **runtime(quantization="w8a16")},
+        "runtime.quantization w8a16 is for CPUs so far",
+    ),
+    (runtime(quantization="w8a16", device="cuda"), "runtime.quantization w8a16 is for CPUs so far"),
     ({"resources": {"limits": {"memory": "3 GB"}}}, "must be a quantity from 0 up, such as 500m, 2 or 3Gi"),
     ({"resources": {"limits": {"cpu": 1}, "requests": {"cpu": "1500m"}}}, "a request is larger than the limit"),
     ({"replicas": -1}, "greater than or equal to 0"),
