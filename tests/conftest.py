@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from octavo_kernels.native import prepare
+from octavo_kernels.native import isas, prepare
 
 # Property tests have no deadline for an example: the machine may be busy with other things. The suite draws the same
 # examples each time, so that one commit has one answer; `make explore` draws others.
@@ -29,6 +29,14 @@ if _WORKERS := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 def pytest_sessionstart() -> None:
     """The native kernels are built before any test's time begins."""
     prepare()
+
+
+@pytest.fixture(scope="session", params=["avx512vnni", "avx512", "avx2"])
+def instruction_set(request: pytest.FixtureRequest) -> str:
+    """Each that the native kernels have. A processor cannot run one that it lacks; without the library this fails."""
+    if request.param not in isas():
+        pytest.skip(f"this processor has no {request.param}")
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

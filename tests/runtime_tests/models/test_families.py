@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
 from octavo_kernels.linear.reference import dequantised, quantised
-from octavo_kernels.native import Context, isas
+from octavo_kernels.native import Context
 from octavo_kernels.testing import assert_close
 from octavo_runtime.domain import EngineConfig, SamplingParams, ScheduledSequence, StepPlan
 from octavo_runtime.engine.batch import build_batch
@@ -156,12 +156,11 @@ def test_family_sharded(tmp_path: Path) -> None:
     assert_close(logits(executor, sequence("a", [5, 6, 7], 0, (0,)))[0], expected, 1e-5)
 
 
-@pytest.fixture(params=["avx512vnni", "avx512", "avx2"])
-def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param not in isas():
-        pytest.skip(f"this processor has no {request.param}")
-    monkeypatch.setattr(native_decoder, "Context", partial(Context, isa=request.param))
-    return str(request.param)
+@pytest.fixture
+def forced(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The engine runs on this instruction set."""
+    monkeypatch.setattr(native_decoder, "Context", partial(Context, isa=instruction_set))
+    return instruction_set
 
 
 def with_rounded_weights(model: PreTrainedModel) -> PreTrainedModel:
@@ -173,11 +172,11 @@ def with_rounded_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "qwen2", "qwen3"])
-def test_family_quantised(name: str, instruction_set: str, tmp_path: Path) -> None:
+def test_family_quantised(name: str, forced: str, tmp_path: Path) -> None:
     truth = with_rounded_weights(make(tmp_path, *CASES[name]))
     executor = load(tmp_path, quantization="w8a16")
-    assert executor.info.kernels == f"native ({instruction_set}, w8a16)"
-    tolerance = 1e-3 if instruction_set == "avx512vnni" else 1e-5  # activations of 16 bits there, float32 elsewhere
+    assert executor.info.kernels == f"native ({forced}, w8a16)"
+    tolerance = 1e-3 if forced == "avx512vnni" else 1e-5  # activations of 16 bits there, float32 elsewhere
     tokens = torch.randint(3, 97, (38,)).tolist()
     with torch.inference_mode():
         expected = truth(torch.tensor([tokens])).logits[0]
@@ -187,7 +186,7 @@ def test_family_quantised(name: str, instruction_set: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("quantization", ["none", "w8a16"])
-@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.usefixtures("forced")
 def test_family_batch_changes_nothing(quantization: str, tmp_path: Path) -> None:
     # The native kernels sum in one order: a row has the same logits, to the last bit, alone, in a batch, and in chunks.
     make(tmp_path, "llama", {})
