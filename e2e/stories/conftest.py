@@ -68,3 +68,12 @@ def operator(world: World) -> Iterator[OperatorProcess]:
     process.start()
     yield process
     assert process.stop() == 0
+
+
+@pytest.fixture
+def own_operator(world: World) -> Iterator[OperatorProcess]:
+    """An operator of one story alone, which may stop, kill and start it; it ends with it, whatever life it is in."""
+    process = world.operator()
+    process.start()
+    yield process
+    process.stop()

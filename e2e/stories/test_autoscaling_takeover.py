@@ -34,18 +34,9 @@ AT_ONCE = 8.0
 
 
 @pytest.fixture
-def process(world: World) -> Iterator[OperatorProcess]:
-    """An operator of this story alone; it ends with it, whatever life it is in."""
-    one = world.operator()
-    one.start()
-    yield one
-    one.stop()
-
-
-@pytest.fixture
-def kubectl(world: World, process: OperatorProcess, image_references: dict[str, str]) -> Iterator[Kubectl]:
+def kubectl(world: World, own_operator: OperatorProcess, image_references: dict[str, str]) -> Iterator[Kubectl]:
     """kubectl in a namespace with one pod that is idle, and may become four."""
-    assert process.is_ready()
+    assert own_operator.is_ready()
     own = world.namespace()
     own.apply(STUB)
     autoscaling = {"maxReplicas": 4, "scaleDownStabilizationSeconds": round(WINDOW)}
@@ -87,31 +78,31 @@ def killed(process: OperatorProcess) -> None:
 
 
 def test_operator_killed_in_a_surge_is_followed_up_at_once_and_down_after_a_window(
-    kubectl: Kubectl, process: OperatorProcess, tmp_path: Path
+    kubectl: Kubectl, own_operator: OperatorProcess, tmp_path: Path
 ) -> None:
     load(kubectl, 1, running=SLOTS, waiting=20)
     eventually(lambda: replicas(kubectl) == 2, 20)
     eventually(lambda: kubectl.get("deployment", "chat")["spec"]["replicas"] == 2)
-    killed(process)
+    killed(own_operator)
     # The surge goes on while nobody looks.
     load(kubectl, 2, running=SLOTS, waiting=20)
-    process.start()
+    own_operator.start()
     eventually(lambda: replicas(kubectl) == 3, AT_ONCE)
 
     # It is over, and the next process has seen nothing of it: what it sees would be enough for one pod.
     load(kubectl, 3, running=0, waiting=0)
-    killed(process)
+    killed(own_operator)
     began = time.monotonic()
-    process.start()
-    eventually(lambda: fetch(recording(process, kubectl))[0] == 200)
+    own_operator.start()
+    eventually(lambda: fetch(recording(own_operator, kubectl))[0] == 200)
     eventually(lambda: replicas(kubectl) < 3, 2 * WINDOW)
     assert time.monotonic() - began >= WINDOW
     eventually(lambda: replicas(kubectl) == 1, 20)
-    assert "from 3 to" in process.log.read_text()
+    assert "from 3 to" in own_operator.log.read_text()
 
     # What this process has decided, and kept, comes out again.
     path = tmp_path / "chat.jsonl"
-    path.write_text(fetch(recording(process, kubectl))[1])
+    path.write_text(fetch(recording(own_operator, kubectl))[1])
     command = [sys.executable, "-m", "octavo_operator", "replay", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

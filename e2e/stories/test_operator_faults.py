@@ -44,14 +44,6 @@ def kubectl(world: World) -> Iterator[Kubectl]:
 
 
 @pytest.fixture
-def operator(world: World) -> Iterator[OperatorProcess]:
-    process = world.operator()
-    process.start()
-    yield process
-    process.stop()
-
-
-@pytest.fixture
 def proxy(world: World) -> Iterator[FaultyProxy]:
     with FaultyProxy(world.cluster()) as between:
         yield between
@@ -93,33 +85,33 @@ def missing(kubectl: Kubectl, kind: str, name: str = "chat") -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
 def test_restart_mends_what_happened_meanwhile(
-    kubectl: Kubectl, operator: OperatorProcess, number: signal.Signals
+    kubectl: Kubectl, own_operator: OperatorProcess, number: signal.Signals
 ) -> None:
     created(kubectl)
     created(kubectl, "goes")
     began = time.monotonic()
-    assert operator.stop(number) == (0 if number == signal.SIGTERM else -number)
+    assert own_operator.stop(number) == (0 if number == signal.SIGTERM else -number)
     assert time.monotonic() - began < 2.0
     kubectl("delete", "service", "chat")
     kubectl.patch("deployment/chat", {"spec": {"paused": True, "replicas": 3}})
     kubectl("delete", "isvc", "goes", "--timeout=10s")
     kubectl.apply(service("comes"))
     eventually(lambda: missing(kubectl, "deployment", "goes"), 30)
-    operator.start()
+    own_operator.start()
     eventually(lambda: kubectl.get("service", "chat") and kubectl.get("deployment", "comes"))
     eventually(lambda: kubectl.get("deployment", "chat")["spec"]["replicas"] == 0)
     assert missing(kubectl, "deployment", "goes")
 
 
-def test_restart_changes_nothing_that_is_right(kubectl: Kubectl, operator: OperatorProcess) -> None:
+def test_restart_changes_nothing_that_is_right(kubectl: Kubectl, own_operator: OperatorProcess) -> None:
     created(kubectl)
     eventually(lambda: condition(kubectl.get("isvc", "chat"))["reason"] == "Stopped")
     kinds = "deployments,services,inferenceservices.octavo.dev"
     before = kubectl.get(kinds)
-    operator.stop()
-    operator.start()
-    eventually(operator.has_looked)
-    assert operator.writes() == 0
+    own_operator.stop()
+    own_operator.start()
+    eventually(own_operator.has_looked)
+    assert own_operator.writes() == 0
     follows(kubectl, 1, SOON)
     kubectl("scale", "isvc/chat", "--replicas=0")
     after = eventually(lambda: (now := kubectl.get(kinds)) and now[0]["spec"]["replicas"] == 0 and now)
@@ -127,7 +119,7 @@ def test_restart_changes_nothing_that_is_right(kubectl: Kubectl, operator: Opera
     assert after[1] == before[1]
 
 
-def test_silent_api_server_is_waited_for(kubectl: Kubectl, operator: OperatorProcess, cluster: Layout) -> None:
+def test_silent_api_server_is_waited_for(kubectl: Kubectl, own_operator: OperatorProcess, cluster: Layout) -> None:
     """SIGSTOP for a while: connections stay open, and nothing answers."""
     created(kubectl)
     api_server = process_named(sorted(namespaces.processes(cluster)), "kube-apiserver")
@@ -138,7 +130,7 @@ def test_silent_api_server_is_waited_for(kubectl: Kubectl, operator: OperatorPro
         os.kill(api_server, signal.SIGCONT)
     eventually(lambda: kubectl("get", "--raw", "/readyz") == "ok", 30)
     follows(kubectl, 2, SOON)
-    assert operator.is_ready()
+    assert own_operator.is_ready()
 
 
 @pytest.mark.parametrize("status", [503, 500, 403])
