@@ -9,12 +9,26 @@ import torch
 from octavo_kernels.dispatch import form
 from octavo_kernels.paged_attention.batch import PagedBatch
 
-__all__ = ["PagedBatch", "paged_attention", "prepare"]
+__all__ = ["PagedBatch", "paged_attention", "prepare", "prepare_rows"]
 
 
 def prepare(batch: PagedBatch, device: torch.device) -> Any:
     """What the attention of one step needs and all its layers share; its type is the form's own."""
     return form("paged_attention", device.type).prepare(batch, device)
+
+
+def prepare_rows(block_tables: torch.Tensor, context_lens: torch.Tensor, block_size: int) -> Any:
+    """As `prepare`, of a batch that the device alone knows: each sequence has one token.
+
+    The forms that run a decoder's operations one by one on a GPU have it. Nothing of it waits for the device there, so
+    that it can be part of a graph.
+
+    Args:
+        block_tables: [sequences, longest], int32. What lies behind a sequence's own blocks may be anything.
+        context_lens: [sequences], int32: tokens with KV, this step's included; 0: a row of nobody, whose result is 0.
+        block_size: Tokens per block.
+    """
+    return form("paged_attention", context_lens.device.type).prepare_rows(block_tables, context_lens, block_size)
 
 
 def paged_attention(

@@ -15,7 +15,8 @@ class PagedBatch:
     Attributes:
         block_size: Tokens per block.
         query_lens: For each sequence its tokens in this step, at least 1.
-        context_lens: For each sequence all its tokens with KV, this step's included.
+        context_lens: For each sequence all its tokens with KV, this step's included. The reference knows 0 too: a row
+            of nobody (see `prepare_rows`).
         block_tables: For each sequence its blocks in order; together at least context_len tokens.
     """
 

@@ -6,7 +6,7 @@ import torch
 
 from octavo_kernels.paged_attention.batch import PagedBatch
 
-__all__ = ["paged_attention", "prepare"]
+__all__ = ["paged_attention", "prepare", "prepare_rows"]
 
 
 def prepare(batch: PagedBatch, device: torch.device) -> PagedBatch:
@@ -15,16 +15,24 @@ def prepare(batch: PagedBatch, device: torch.device) -> PagedBatch:
     return batch
 
 
+def prepare_rows(block_tables: torch.Tensor, context_lens: torch.Tensor, block_size: int) -> PagedBatch:
+    """See octavo_kernels.paged_attention. It reads what is on the device."""
+    return PagedBatch(block_size, (1,) * len(context_lens), tuple(context_lens.tolist()), tuple(block_tables.tolist()))
+
+
 def paged_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, prepared: PagedBatch, scale: float
 ) -> torch.Tensor:
     """See octavo_kernels.paged_attention."""
-    out = q.new_empty(q.shape)
+    out = q.new_zeros(q.shape)
     group = q.shape[1] // k_cache.shape[2]  # query heads per kv head
     start = 0
     for query_len, context_len, table in zip(
         prepared.query_lens, prepared.context_lens, prepared.block_tables, strict=True
     ):
+        if context_len == 0:
+            start += query_len
+            continue
         blocks = torch.tensor(table[: -(-context_len // prepared.block_size)], device=q.device)
         # [context, kv heads, head_dim] -> [context, q heads, head_dim]
         k = k_cache[blocks].flatten(0, 1)[:context_len].float().repeat_interleave(group, dim=1)

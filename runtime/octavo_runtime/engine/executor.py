@@ -17,10 +17,12 @@ from octavo_kernels.dispatch import form
 from octavo_kernels.native import Context
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
+from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs
+from octavo_runtime.engine.decode_table import Layout
 from octavo_runtime.engine.kv_cache import KVPool
 from octavo_runtime.engine.measure import one_sequence, prefill_seconds_per_token, swap_seconds_per_block
-from octavo_runtime.engine.memory import kv_memory, require_room_for_weights
-from octavo_runtime.engine.sampler import sample_tokens
+from octavo_runtime.engine.memory import free_memory, kv_memory, require_room_for_weights
+from octavo_runtime.engine.sampler import sample_tokens, step_result
 from octavo_runtime.engine.threads import set_threads
 from octavo_runtime.errors import DeviceLost, DeviceUnavailable
 from octavo_runtime.loading.checkpoint import open_checkpoint
@@ -73,13 +75,17 @@ class TorchExecutor:
         decoder: The model.
         pool: Its KV cache.
         info: Its limits.
+        graphs: The decoder's steps that can be replayed, where the device can do that.
     """
 
-    def __init__(self, decoder: Decoder | NativeDecoder, pool: KVPool, info: EngineInfo) -> None:
+    def __init__(
+        self, decoder: Decoder | NativeDecoder, pool: KVPool, info: EngineInfo, graphs: DecodeGraphs | None = None
+    ) -> None:
         self._decoder = decoder
         self._pool = pool
         self._device = torch.device(info.device)
         self._info = info
+        self._graphs = graphs
         self._sampled: dict[int, int] = {}  # by the last step: sequence number -> token
         self._thread: int | None = None
 
@@ -112,6 +118,9 @@ class TorchExecutor:
         return replace(result, seconds=time.perf_counter() - began)
 
     def _compute(self, plan: StepPlan) -> StepResult:
+        if self._graphs is not None and self._graphs.takes(plan):
+            tokens = self._graphs.step(plan.sequences, self._sampled)
+            return step_result(tokens, range(len(tokens)))
         batch = build_batch(plan, self._sampled, self._info.block_size, self._device)
         logits = self._decoder.forward(batch.token_ids, batch.positions, batch.slots, batch.paged, batch.sampling_rows)
         return sample_tokens(logits, plan.sequences)
@@ -168,7 +177,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         progress=lambda done, total: report("weights", done, total),
     )
 
-    def assemble(size: KVSize) -> tuple[Decoder | NativeDecoder, KVPool, EngineInfo]:
+    def assemble(size: KVSize) -> tuple[Decoder | NativeDecoder, KVPool, EngineInfo, DecodeGraphs | None]:
         pool = KVPool(
             spec,
             num_blocks=size.num_blocks,
@@ -198,19 +207,24 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
             weights_bytes=weights_bytes,
             kernels=_kernels(native, config.quantization) if native else _form_name(device),
         )
-        return decoder, pool, info
+        graphs = _graphs(decoder, config, size.max_model_len) if isinstance(decoder, Decoder) else None
+        return decoder, pool, info, graphs
 
     longest = min(config.scheduler.max_num_batched_tokens, spec.max_position)
     activations = 0
     if device.type == "cuda":
         blocks = -(-longest // config.block_size)
         trial = KVSize(blocks, kv_block_bytes(spec, config, kv_dtype), longest, blocks, 0)
-        activations = _peak_memory(TorchExecutor(*assemble(trial)), longest)
+        free = free_memory(device)
+        executor = TorchExecutor(*assemble(trial))
+        graphs = free - free_memory(device) - blocks * trial.block_bytes
+        activations = graphs + _peak_memory(executor, longest)
+        del executor
     size = size_kv(spec, config, kv_dtype, kv_memory(config, device, activations))
-    decoder, pool, info = assemble(size)
+    decoder, pool, info, captured = assemble(size)
     kv_bytes, kv_tokens = size.num_blocks * size.block_bytes, size.num_blocks * config.block_size
     report("kv cache", kv_bytes, kv_bytes)
-    executor = TorchExecutor(decoder, pool, info)
+    executor = TorchExecutor(decoder, pool, info, captured)
     info = replace(
         info,
         prefill_seconds_per_token=prefill_seconds_per_token(executor, longest),
@@ -229,7 +243,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         kv_tokens / size.max_model_len,
         size.max_model_len,
     )
-    return TorchExecutor(decoder, pool, info)
+    return TorchExecutor(decoder, pool, info, captured)
 
 
 def _kernels(native: Context, quantization: str) -> str:
@@ -238,6 +252,22 @@ def _kernels(native: Context, quantization: str) -> str:
 
 def _form_name(device: torch.device) -> str:
     return form("paged_attention", device.type).__name__.split(".")[-1]
+
+
+@torch.inference_mode()
+def _graphs(decoder: Decoder, config: EngineConfig, max_model_len: int) -> DecodeGraphs | None:
+    """The decoder's graphs, where its kernels never wait for the device."""
+    device = torch.device(config.device)
+    if device.type != "cuda" or _form_name(device) != "triton":
+        return None
+    layout = Layout(config.scheduler.max_num_seqs, -(-max_model_len // config.block_size))
+    return DecodeGraphs(
+        decoder,
+        CudaDevice(device),
+        torch.zeros(layout.size, dtype=torch.int32, device=device),
+        layout=layout,
+        block_size=config.block_size,
+    )
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -9,7 +9,7 @@ from octavo_runtime.engine.limits import available_memory
 from octavo_runtime.errors import NotEnoughMemoryForKV, NotEnoughMemoryForWeights
 from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY
 
-__all__ = ["kv_memory", "require_room_for_weights"]
+__all__ = ["free_memory", "kv_memory", "require_room_for_weights"]
 
 
 def require_room_for_weights(needed: int, dtype: str, device: torch.device) -> None:
@@ -18,7 +18,7 @@ def require_room_for_weights(needed: int, dtype: str, device: torch.device) -> N
     Raises:
         NotEnoughMemoryForWeights: With what is needed and what there is.
     """
-    available = _free_memory(device)
+    available = free_memory(device)
     if needed > available:
         raise NotEnoughMemoryForWeights(
             f"the weights take {needed} bytes in {dtype}, and {available} are available on {device.type}",
@@ -40,7 +40,7 @@ def kv_memory(config: EngineConfig, device: torch.device, activations: int) -> i
     Raises:
         NotEnoughMemoryForKV: Fewer are left than were asked for.
     """
-    available = _free_memory(device) - activations
+    available = free_memory(device) - activations
     if device.type == "cuda" and config.kv_cache_memory is None:
         total = torch.cuda.mem_get_info(device)[1]
         return max(0, available - int(total * (1 - config.gpu_memory_utilization)))
@@ -58,7 +58,7 @@ def kv_memory(config: EngineConfig, device: torch.device, activations: int) -> i
     return memory
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     """Bytes that can still be taken."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what torch keeps for itself is free

@@ -12,7 +12,7 @@ import torch
 from octavo_kernels.sampling import NOT_FINITE, best, sample
 from octavo_runtime.domain import ScheduledSequence, StepResult
 
-__all__ = ["sample_tokens", "uniform"]
+__all__ = ["sample_tokens", "step_result", "uniform"]
 
 _NOT_FINITE_ERROR = "the model's output for this request is not finite"
 # In the place of candidates that a small vocabulary does not have: no search takes it while there are others.
@@ -28,6 +28,21 @@ def uniform(seed: int, index: int, choice: int = 0) -> float:
     digest = hashlib.blake2b(key, digest_size=6).digest()
     # 48 bits: times any sum of likelihoods, the result stays below the sum also when rounded.
     return int.from_bytes(digest, "little") * 2.0**-48
+
+
+def step_result(tokens: Sequence[int], positions: Sequence[int]) -> StepResult:
+    """The result of a step, without log-probabilities.
+
+    Args:
+        tokens: What was drawn; NOT_FINITE where there was nothing to draw from.
+        positions: For each the position in the plan of the sequence that it is of.
+    """
+    if NOT_FINITE not in tokens:
+        return StepResult(tokens)
+    failed = {
+        position: _NOT_FINITE_ERROR for position, token in zip(positions, tokens, strict=True) if token == NOT_FINITE
+    }
+    return StepResult([max(token, 0) for token in tokens], (), failed)
 
 
 def sample_tokens(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) -> StepResult:
@@ -58,16 +73,14 @@ def sample_tokens(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) 
         owners = itertools.accumulate(draw == 0 for _, _, draw in rows)
         drawn = logits[torch.tensor([owner - 1 for owner in owners], device=logits.device)]
     tokens = _draw(drawn, rows)
-    failed: dict[int, str] = {}
-    if NOT_FINITE in tokens:
-        failed = {rows[n][0]: _NOT_FINITE_ERROR for n, token in enumerate(tokens) if token == NOT_FINITE}
-        tokens = [max(token, 0) for token in tokens]
+    result = step_result(tokens, [position for position, _, _ in rows])
     if not wants_logprobs:
-        return StepResult(tokens, (), failed)
+        return result
 
     scores = drawn.float().log_softmax(dim=-1)
-    if failed:
+    if result.failed:
         scores = scores.nan_to_num()
+    tokens = list(result.tokens)
     logprobs: list[float] = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
     beams = {n: sequence.num_samples for n, (_, sequence, _) in enumerate(rows) if sequence.sampling.use_beam_search}
     if beams:
@@ -75,7 +88,7 @@ def sample_tokens(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) 
         pairs = [candidates.get(n, [pair]) for n, pair in enumerate(zip(tokens, logprobs, strict=True))]
         tokens = [token for row in pairs for token, _ in row]
         logprobs = [logprob for row in pairs for _, logprob in row]
-    return StepResult(tokens, logprobs, failed)
+    return StepResult(tokens, logprobs, result.failed)
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[tuple[int, ScheduledSequence, int]]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -100,8 +101,30 @@ class Decoder:
         Returns:
             [rows, vocab_size].
         """
+        return self.forward_prepared(token_ids, positions, slots, prepare(batch, token_ids.device), logit_rows)
+
+    def forward_prepared(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        prepared: Any,
+        logit_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `forward`, with what paged attention has prepared for the batch.
+
+        Args:
+            token_ids: [tokens], int64, sequence after sequence.
+            positions: [tokens], int64.
+            slots: [tokens], int64: where each token's KV goes; -1: nowhere.
+            prepared: From `prepare` or `prepare_rows` of octavo_kernels.paged_attention.
+            logit_rows: [rows], int64: the tokens whose logits are wanted; None: all.
+
+        Returns:
+            [rows, vocab_size].
+        """
         cos, sin = self._rotary.at(positions)
-        step = AttentionStep(cos, sin, slots, prepare(batch, token_ids.device))
+        step = AttentionStep(cos, sin, slots, prepared)
         residual = torch.nn.functional.embedding(token_ids, self._embedding)  # [tokens, hidden]
         x = rms_norm(residual, self._layers[0].attention_norm, self._eps)
         for layer, following in zip(self._layers, [*self._layers[1:], None], strict=True):
@@ -110,5 +133,6 @@ class Decoder:
             if following is not None:
                 x = add_rms_norm(x, residual, following.attention_norm, self._eps)
         # Norm and head are per token: only for the rows that are wanted.
-        x, residual = x.index_select(0, logit_rows), residual.index_select(0, logit_rows)
+        if logit_rows is not None:
+            x, residual = x.index_select(0, logit_rows), residual.index_select(0, logit_rows)
         return self._head(add_rms_norm(x, residual, self._norm, self._eps))
