@@ -29,6 +29,7 @@ check: .venv/stamp ## format, lint, types, import contracts, unit tests: the loo
 
 unit: .venv/stamp
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal tests
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal tests/triton_tests
 
 .PHONY: explore
 explore: .venv/stamp ## the property tests with other examples than `make check` draws; ROUNDS=10 times
@@ -56,14 +57,19 @@ cluster-down: .venv/stamp ## remove the one-node cluster; PURGE=1 with the image
 	$(CLUSTER) down $(if $(PURGE),--purge)
 
 .PHONY: test stories
-test: .venv/stamp ## everything: check, then the stories on the real cluster; what CI runs
+test: .venv/stamp ## everything: check, the GPU kernels as machine code, the stories on the real cluster; what CI runs
 	$(MAKE) --no-print-directory check
+	$(MAKE) --no-print-directory bench-kernels
 	$(MAKE) --no-print-directory stories
 
 stories: .venv/stamp ## the end-to-end stories on the one-node cluster, which is started when it is not up
 	$(CLUSTER) up
 	$(CLUSTER) images >/dev/null
 	$(PY) -m pytest -q -p no:cacheprovider --timeout=900 --durations=10 e2e/stories
+
+.PHONY: bench-kernels
+bench-kernels: .venv/stamp ## compile the GPU kernels (no GPU needed) and compare with the committed table; UPDATE=1 rewrites it
+	@$(PY) -m bench.kernels $(if $(UPDATE),--update) $(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: bench-serving bench-quality bench-paging bench-scheduling bench-core bench-autoscaling bench-scraping bench-operator
 bench-serving: .venv/stamp ## our engine's speed, offline and over HTTP, beside this machine's limits; PROFILE=1 tells where it goes

@@ -26,6 +26,15 @@ if _WORKERS := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(_WORKERS))))
 
 
+_TRITON_TESTS = Path(__file__).parent / "triton_tests"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Tests in Triton's interpreter want a process of their own, so they run only when they are named."""
+    named = any(_TRITON_TESTS.name in argument for argument in config.args)
+    return True if collection_path == _TRITON_TESTS and not named else None
+
+
 def pytest_sessionstart() -> None:
     """The native kernels are built before any test's time begins."""
     prepare()

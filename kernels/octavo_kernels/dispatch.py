@@ -1,6 +1,6 @@
 """Chooses the form of an operation: the plain `reference`, or one made for the device.
 
-The environment variable OCTAVO_KERNELS (reference, cpu or native) forces a form, for tests and to find a faulty
+The environment variable OCTAVO_KERNELS (reference, cpu, native or triton) forces a form, for tests and to find a faulty
 kernel. A form that is forced and cannot run there is an error, never another form in silence.
 
 `native` is the form of a decoder's whole step (decoder_step), which whoever builds a decoder chooses. Operations that
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 from types import ModuleType
 
@@ -19,7 +20,7 @@ __all__ = ["ENVIRONMENT_VARIABLE", "forced_form", "form"]
 ENVIRONMENT_VARIABLE = "OCTAVO_KERNELS"
 
 # Device type to the forms that run there, best first.
-_FORMS = {"cpu": ("native", "cpu", "reference"), "cuda": ("reference",)}
+_FORMS = {"cpu": ("native", "cpu", "reference"), "cuda": ("triton", "reference")}
 
 
 def forced_form(device_type: str) -> str | None:
@@ -41,10 +42,14 @@ def forced_form(device_type: str) -> str | None:
 
 @functools.cache
 def form(operation: str, device_type: str) -> ModuleType:
-    """The module that runs `operation` on this type of device; the environment is read once.
+    """The module that runs `operation` on this type of device: the best that it has; the environment is read once.
 
     Raises:
         RuntimeError: OCTAVO_KERNELS names a form that does not exist or does not run on this device.
     """
-    name = forced_form(device_type) or _FORMS[device_type][0]
-    return importlib.import_module(f"octavo_kernels.{operation}.{'cpu' if name == 'native' else name}")
+    forced = forced_form(device_type)
+    for name in (forced,) if forced else _FORMS[device_type]:
+        module = f"octavo_kernels.{operation}.{'cpu' if name == 'native' else name}"
+        if importlib.util.find_spec(module):
+            return importlib.import_module(module)
+    raise RuntimeError(f"{ENVIRONMENT_VARIABLE}={forced}, but {operation} has no such form")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["TOLERANCES", "assert_close", "paged_pool"]
+__all__ = ["TOLERANCES", "Guards", "assert_close", "paged_pool"]
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Largest RMS of the error, as a share of the RMS of the truth, for each dtype."""
@@ -61,3 +61,33 @@ def paged_pool(
             values = torch.randn(length, kv_heads, head_dim, generator=generator)
             pool.view(-1, kv_heads, head_dim)[slots] = values.to(dtype)
     return pools[0], pools[1], tuple(tables)
+
+
+class Guards:
+    """Tensors for a kernel, each in the middle of a poisoned buffer.
+
+    What a kernel reads beside a tensor is NaN, or for whole numbers so large that an address made with it is nobody's;
+    what it writes there, `check` finds.
+    """
+
+    _LENGTH = 4096  # elements on each side at least; a multiple of every alignment that counts
+
+    def __init__(self) -> None:
+        self._buffers: list[tuple[torch.Tensor, int, torch.Tensor]] = []  # buffer, length of a guard, the tensor
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy between guards as long as itself, or longer."""
+        length = max(self._LENGTH, -(-tensor.numel() // 64) * 64)
+        poison = torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
+        buffer = torch.full((tensor.numel() + 2 * length,), poison, dtype=tensor.dtype, device=tensor.device)
+        placed = buffer[length : length + tensor.numel()].view(tensor.shape)
+        placed.copy_(tensor)
+        self._buffers.append((buffer, length, placed))
+        return placed
+
+    def check(self) -> None:
+        """Fails when a guard is not as it was."""
+        for buffer, length, placed in self._buffers:
+            for side, guard in (("before", buffer[:length]), ("behind", buffer[length + placed.numel() :])):
+                poisoned = guard.isnan() if guard.is_floating_point() else guard == torch.iinfo(guard.dtype).max
+                assert poisoned.all(), f"{int((~poisoned).sum())} numbers were written {side} a tensor {placed.shape}"

@@ -24,7 +24,7 @@ def _fresh() -> Iterator[None]:
         ("cpu", "reference", "reference"),
         ("cpu", "cpu", "cpu"),
         ("cpu", "native", "cpu"),
-        ("cuda", None, "reference"),
+        ("cuda", "reference", "reference"),
     ],
 )
 def test_form(operation: str, device: str, forced: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,23 @@ def test_form(operation: str, device: str, forced: str | None, expected: str, mo
     assert form(operation, device).__name__ == f"octavo_kernels.{operation}.{expected}"
 
 
-@pytest.mark.parametrize(("device", "forced"), [("cuda", "cpu"), ("cuda", "native"), ("cpu", "fast"), ("cpu", "CPU")])
+@pytest.mark.parametrize("forced", [None, "triton"])
+def test_form_on_a_gpu(forced: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    if forced:
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, forced)
+    assert form("paged_attention", "cuda").__name__ == "octavo_kernels.paged_attention.triton"
+
+
+def test_form_forced_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "triton")
+    with pytest.raises(RuntimeError, match="OCTAVO_KERNELS=triton, but linear has no such form"):
+        form("linear", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("device", "forced"), [("cuda", "cpu"), ("cuda", "native"), ("cpu", "triton"), ("cpu", "fast"), ("cpu", "CPU")]
+)
 def test_form_forced_and_impossible(device: str, forced: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, forced)
     with pytest.raises(RuntimeError, match=f"{ENVIRONMENT_VARIABLE}={forced}, but on {device} there are only"):

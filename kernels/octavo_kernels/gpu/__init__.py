@@ -1,0 +1,8 @@
+"""What the Triton forms share: how a kernel is launched, and how it is proved without a GPU. See README.md."""
+
+from __future__ import annotations
+
+from octavo_kernels.gpu.launching import KernelFailed, launch, target_of
+from octavo_kernels.gpu.shipped import TARGETS, Configuration, Shipped
+
+__all__ = ["TARGETS", "Configuration", "KernelFailed", "Shipped", "launch", "target_of"]

@@ -1,0 +1,59 @@
+"""Starts a kernel, and says which one it was when it does not compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from octavo_kernels.gpu.shipped import TARGETS, Configuration
+
+__all__ = ["KernelFailed", "launch", "target_of"]
+
+
+class KernelFailed(RuntimeError):
+    """A kernel does not compile for this GPU, or wants more of it than there is."""
+
+
+def target_of(device: torch.device) -> int:
+    """Of TARGETS the one whose configurations suit a device; the first of them for Triton's interpreter on a CPU.
+
+    That is the device's own or, for what none is meant for, the first: it wants the least, and no instruction that
+    other generations lack.
+    """
+    if device.type == "cpu":
+        return TARGETS[0]
+    major = torch.cuda.get_device_capability(device)[0]
+    return major * 10 if major * 10 in TARGETS else TARGETS[0]
+
+
+def launch(kernel: Any, grid: tuple[int, ...], configuration: Configuration, *arguments: Any) -> None:
+    """Starts a kernel on the current stream; returns before it has run.
+
+    Args:
+        kernel: The function under @triton.jit.
+        grid: Programs along up to three axes. With none there is nothing to start.
+        configuration: What it is compiled with.
+        arguments: Those that are no constexprs, in order.
+
+    Raises:
+        KernelFailed: It does not compile; the message names it.
+    """
+    if 0 in grid:
+        return
+    try:
+        kernel[grid](
+            *arguments,
+            **configuration.constexprs,
+            num_warps=configuration.num_warps,
+            num_stages=configuration.num_stages,
+            enable_fp_fusion=True,  # said, since Triton is about to change what it is by default
+        )
+    except (CompilationError, OutOfResources, PTXASError) as error:
+        raise KernelFailed(
+            f"the Triton kernel {kernel.__name__} does not compile for this GPU with {dict(configuration.constexprs)}, "
+            f"{configuration.num_warps} warps and {configuration.num_stages} stages: {error}. "
+            "OCTAVO_KERNELS=reference runs without Triton kernels, slowly."
+        ) from error

@@ -1,0 +1,179 @@
+"""With which tiles, warps and stages the kernels run, by target, width of a head and phase; never tuned at run time.
+
+The numbers follow from the tensor cores' shapes and from what fits (gpu/compiled.txt). No GPU has measured them yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from octavo_kernels.gpu import TARGETS, Configuration, Shipped
+from octavo_kernels.paged_attention.gpu_kernels import decode_kernel, merge_kernel, prefill_kernel
+
+__all__ = ["MIN_PIECE", "Shape", "decode", "merge", "num_splits", "prefill", "shipped"]
+
+# (target, width of a head as a power of two): rows of a tile, positions of a tile, warps, stages. wgmma and tcgen05 want
+# 64 and 128 rows. What is meant for 80 also runs on GPUs with 99 KiB of shared memory for a program (8.6, 8.9, 12.0).
+_PREFILL = {
+    (80, 64): (128, 64, 4, 2),
+    (80, 128): (128, 32, 8, 2),
+    (80, 256): (64, 32, 8, 2),
+    (90, 64): (128, 64, 4, 3),
+    (90, 128): (128, 64, 8, 3),
+    (90, 256): (128, 64, 8, 2),
+    (100, 64): (128, 64, 4, 3),
+    (100, 128): (128, 64, 4, 3),
+    (100, 256): (128, 64, 8, 2),
+}
+# The same without rows, which are the group's. Bytes in flight hide the latency, so stages count more than tiles.
+_DECODE = {
+    (80, 64): (64, 4, 3),
+    (80, 128): (32, 4, 3),
+    (80, 256): (32, 4, 2),
+    (90, 64): (64, 4, 4),
+    (90, 128): (64, 4, 3),
+    (90, 256): (32, 4, 3),
+    (100, 64): (64, 4, 4),
+    (100, 128): (64, 4, 3),
+    (100, 256): (32, 4, 3),
+}
+_MIN_ROWS = 16  # of an MMA instruction
+
+# A decode's piece of context is a multiple of this many positions, itself one of every tile; and all pieces and kv heads
+# together shall be so many programs, a few for each of the 108 to 148 multiprocessors.
+MIN_PIECE = 128
+_PROGRAMS = 512
+_MIN_SPLITS, _MAX_SPLITS = 4, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a model and its cache fix.
+
+    Attributes:
+        head_dim: Width of a head.
+        group: Query heads per kv head.
+        block_size: Tokens per block.
+        upcast: Whether products are made in float32, for Triton's interpreter, which cannot multiply bfloat16.
+    """
+
+    head_dim: int
+    group: int
+    block_size: int
+    upcast: bool = False
+
+    @property
+    def block_d(self) -> int:
+        """The width of a tile that holds a head."""
+        return _power_of_two(self.head_dim)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def prefill(shape: Shape, target: int) -> Configuration:
+    """Of prefill_kernel."""
+    rows, tile_kv, warps, stages = _PREFILL[target, max(64, shape.block_d)]
+    constexprs = {
+        "HEAD_DIM": shape.head_dim,
+        "BLOCK_D": shape.block_d,
+        "GROUP": shape.group,
+        "BLOCK_SIZE": shape.block_size,
+        "ROWS": rows,
+        "TILE_Q": rows // shape.group,
+        "TILE_KV": tile_kv,
+        "UPCAST": shape.upcast,
+    }
+    return Configuration(constexprs, warps, stages)
+
+
+def num_splits(programs: int) -> int:
+    """Pieces that one context may have: a power of two, fewer the more sequences and kv heads there are.
+
+    Args:
+        programs: Sequences times kv heads.
+    """
+    return min(_MAX_SPLITS, max(_MIN_SPLITS, _power_of_two(-(-_PROGRAMS // programs))))
+
+
+def decode(shape: Shape, splits: int, target: int) -> Configuration:
+    """Of decode_kernel."""
+    tile_kv, warps, stages = _DECODE[target, max(64, shape.block_d)]
+    constexprs = {
+        "HEAD_DIM": shape.head_dim,
+        "BLOCK_D": shape.block_d,
+        "GROUP": shape.group,
+        "BLOCK_SIZE": shape.block_size,
+        "ROWS": max(_MIN_ROWS, _power_of_two(shape.group)),
+        "TILE_KV": tile_kv,
+        "SPLITS": splits,
+        "MIN_PIECE": MIN_PIECE,
+        "PROGRAMS": _PROGRAMS,
+        "UPCAST": shape.upcast,
+    }
+    return Configuration(constexprs, warps, stages)
+
+
+def merge(shape: Shape, splits: int) -> Configuration:
+    """Of merge_kernel."""
+    constexprs = {
+        "HEAD_DIM": shape.head_dim,
+        "BLOCK_D": shape.block_d,
+        "SPLITS": splits,
+        "MIN_PIECE": MIN_PIECE,
+        "PROGRAMS": _PROGRAMS,
+    }
+    return Configuration(constexprs, 4, 1)
+
+
+def shipped() -> list[Shipped]:
+    """What is compiled ahead: each width of a head, and for one of them each dtype, block size and usual group."""
+    shapes = [(Shape(head_dim, 4, 16), "bf16") for head_dim in (64, 80, 96, 128, 256)]
+    shapes += [(Shape(128, 4, 16), "fp16"), (Shape(128, 4, 8), "bf16"), (Shape(128, 4, 32), "bf16")]
+    shapes += [(Shape(128, group, 16), "bf16") for group in (1, 2, 7, 8, 64)]
+    return [one for shape, dtype in shapes for one in _shipped(shape, dtype)]
+
+
+def _shipped(shape: Shape, dtype: str) -> Iterator[Shipped]:
+    name = f"{dtype} d{shape.head_dim} g{shape.group} b{shape.block_size}"
+    inputs = {"q": f"*{dtype}", "k_cache": f"*{dtype}", "v_cache": f"*{dtype}", "tables": "*i32"}
+    lengths = {"query_starts": "*i32", "context_lens": "*i32"}
+    scalars = {
+        "log2_scale": "fp32",
+        "stride_row": "i32",
+        "stride_block": "i32",
+        "stride_slot": "i32",
+        "stride_table": "i32",
+    }
+    results = {"out": f"*{dtype}", "partial": "*fp32", "partial_largest": "*fp32", "partial_total": "*fp32"}
+    strides = ("stride_row", "stride_block", "stride_slot")
+    products = {80: "mma.sync", 90: "wgmma", 100: "tcgen05"}
+    for target in TARGETS:
+        yield Shipped(
+            f"prefill {name}",
+            prefill_kernel,
+            {"out": f"*{dtype}", **inputs, **lengths, **scalars, "sequences": "i32"},
+            prefill(shape, target),
+            targets=(target,),
+            divisible=strides,
+            mma=products[target],
+        )
+        yield Shipped(
+            f"decode {name}",
+            decode_kernel,
+            {**results, **inputs, **lengths, "all_context": "*i64", **scalars},
+            decode(shape, _MAX_SPLITS, target),
+            targets=(target,),
+            divisible=strides,
+            mma="mma.sync",
+            programs=2,
+        )
+    yield Shipped(
+        f"merge {name}",
+        merge_kernel,
+        {**results, **lengths, "all_context": "*i64", "kv_heads": "i32"},
+        merge(shape, _MAX_SPLITS),
+        programs=2,
+    )
