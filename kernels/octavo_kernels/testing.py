@@ -56,7 +56,7 @@ def paged_pool(
     for length, count in zip(context_lens, counts, strict=True):
         table = tuple(order.pop() for _ in range(count))
         tables.append(table)
-        slots = torch.tensor([table[i // block_size] * block_size + i % block_size for i in range(length)])
+        slots = torch.tensor([table[i // block_size] * block_size + i % block_size for i in range(length)]).long()
         for pool in pools:
             values = torch.randn(length, kv_heads, head_dim, generator=generator)
             pool.view(-1, kv_heads, head_dim)[slots] = values.to(dtype)

@@ -17,7 +17,7 @@ from octavo_kernels.paged_attention.batch import PagedBatch
 from octavo_kernels.paged_attention.gpu_configurations import Shape, decode, merge, num_splits, prefill, shipped
 from octavo_kernels.paged_attention.gpu_kernels import decode_kernel, merge_kernel, prefill_kernel
 
-__all__ = ["DeviceBatch", "paged_attention", "prepare", "shipped", "unsupported"]
+__all__ = ["DeviceBatch", "paged_attention", "prepare", "prepare_rows", "shipped", "unsupported"]
 
 _DTYPES = ("float16", "bfloat16")
 _HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -102,6 +102,19 @@ def prepare(batch: PagedBatch, device: torch.device) -> DeviceBatch:
         context_lens=context_lens,
         tables=on_device[tables_at:].view(sequences, columns),
         decode_context=(context_lens * (query_starts.diff() == 1)).sum(dtype=torch.int64)[None],
+    )
+
+
+def prepare_rows(block_tables: torch.Tensor, context_lens: torch.Tensor, block_size: int) -> DeviceBatch:
+    """See octavo_kernels.paged_attention."""
+    return DeviceBatch(
+        block_size=block_size,
+        prefills=False,
+        decodes=True,
+        query_starts=torch.arange(len(context_lens) + 1, dtype=torch.int32, device=context_lens.device),
+        context_lens=context_lens,
+        tables=block_tables,
+        decode_context=context_lens.sum(dtype=torch.int64)[None],
     )
 
 

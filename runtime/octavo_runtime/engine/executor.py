@@ -260,7 +260,9 @@ def _graphs(decoder: Decoder, config: EngineConfig, max_model_len: int) -> Decod
     device = torch.device(config.device)
     if device.type != "cuda" or _form_name(device) != "triton":
         return None
-    layout = Layout(config.scheduler.max_num_seqs, -(-max_model_len // config.block_size))
+    # Multiples of 16: every column and block table begins as kernels are compiled for.
+    rows, blocks = config.scheduler.max_num_seqs, -(-max_model_len // config.block_size)
+    layout = Layout(-(-rows // 16) * 16, -(-blocks // 16) * 16)
     return DecodeGraphs(
         decoder,
         CudaDevice(device),
