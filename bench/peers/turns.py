@@ -50,6 +50,7 @@ def take_turns(
     turns: Mapping[str, int],
     ids: Sequence[int],
     rng: random.Random,
+    seconds: float,
 ) -> Found:
     """Starts each side, then gives all of them the same work.
 
@@ -59,7 +60,9 @@ def take_turns(
         turns: How often each row is run.
         ids: Token ids to draw prompts from. No two prompts share a prefix.
         rng: Draws them.
+        seconds: How long all this may take; no turn after the first is begun that would take longer.
     """
+    start = time.perf_counter()
     found = Found()
     gaps: dict[str, list[float]] = defaultdict(list)
     working: dict[str, Running] = {}
@@ -82,6 +85,7 @@ def take_turns(
             else:
                 working[side.name] = running
         for turn in range(max(turns.values())):
+            turn_start = time.perf_counter()
             # Back and forth: a machine that gets slower favours nobody.
             order = sides if turn % 2 == 0 else sides[::-1]
             for name in (name for name in ROWS if turn < turns.get(name, 0)):
@@ -102,8 +106,12 @@ def take_turns(
                     if name == _PACED:
                         gaps[side.name] += run.itl
                     say(f"  turn {turn + 1}, {name}, {side.name}: {tokens} tokens in {run.seconds:.1f} s")
+            now = time.perf_counter()
+            if turn + 1 < max(turns.values()) and now - start + (now - turn_start) > seconds:
+                say(f"  no more than {turn + 1} turns: another would end after {seconds:.0f} s")
+                break
         found.memory = {name: running.peak_memory() for name, running in working.items()}
-    for name, seconds in gaps.items():
-        if seconds:
-            found.pace[name] = sorted(seconds)[int(0.99 * len(seconds))] / median(seconds)
+    for name, itl in gaps.items():
+        if itl:
+            found.pace[name] = sorted(itl)[int(0.99 * len(itl))] / median(itl)
     return found

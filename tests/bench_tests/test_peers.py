@@ -87,7 +87,9 @@ def test_take_turns_back_and_forth_one_at_a_time() -> None:
     events: list[str] = []
     fakes = {name: Fake(name, events) for name in ("a", "b")}
     turns = {"decode_8": 2}
-    found = take_turns([_side("a"), _side("b")], lambda side: fakes[side.name], turns, range(3, 99), random.Random(0))
+    found = take_turns(
+        [_side("a"), _side("b")], lambda side: fakes[side.name], turns, range(3, 99), random.Random(0), 60
+    )
     start = ["starts", "runs", "is held"]
     turn = ["resumes", "runs", "is held"]
     ends = ["b ends", "a ends"]
@@ -106,11 +108,17 @@ def test_take_turns_goes_on_without_a_side_that_fails() -> None:
     events: list[str] = []
     fakes = {"a": Fake("a", events, fails_at=0), "b": Fake("b", events, fails_at=2), "c": Fake("c", events)}
     sides = [_side(name) for name in fakes]
-    found = take_turns(sides, lambda side: fakes[side.name], {"decode_1": 3}, range(3, 99), random.Random(0))
+    found = take_turns(sides, lambda side: fakes[side.name], {"decode_1": 3}, range(3, 99), random.Random(0), 60)
     assert {key: len(values) for key, values in found.speeds.items()} == {("b", "decode_1"): 1, ("c", "decode_1"): 3}
     assert found.failed == {"a": "no more", "b": "no more"}
     assert events.index("a ends") < events.index("b starts")
     assert set(found.memory) == {"c"}
+
+
+def test_take_turns_stops_when_its_time_is_over() -> None:
+    fake = Fake("a", [])
+    found = take_turns([_side("a")], lambda _side: fake, {"decode_1": 3}, range(3, 99), random.Random(0), 0)
+    assert len(found.speeds["a", "decode_1"]) == 1
 
 
 def test_program_holds_and_ends_its_children_too(tmp_path: Path) -> None:
