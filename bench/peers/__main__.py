@@ -74,7 +74,8 @@ def main() -> None:
     http = take_turns(served, server, _SHORT_HTTP if flags.short else _HTTP, _words(tokenizer), rng, _HTTP_SECONDS)
     figures = {**_figures(offline, ""), **_figures(http, "http_"), **_shares(offline, http, chosen)}
     goals = {**GOALS, **_goals(figures, [side for side in chosen if side.ours], weights)}
-    for line in lines(figures, goals, [prefix + ratio.figure for prefix in ("", "http_") for ratio in RATIOS]):
+    told = [prefix + ratio.figure for prefix in ("", "http_") for ratio in RATIOS]
+    for line in lines(figures, goals, [name for name in told if name in figures or name in goals]):
         say(line)
     failed = {
         **missing,

