@@ -99,6 +99,15 @@ class Field:
         samples = self.operator.metrics()
         return {name.removeprefix(prefix)[:-2]: value for name, value in samples.items() if name.startswith(prefix)}
 
+    def work(self) -> dict[str, float]:
+        """How often the operator has looked at an object so far, and how many events its watches have delivered."""
+        samples = self.operator.metrics()
+        counters = {"looks": "octavo_operator_reconciles_total", "events": "octavo_operator_watch_events_total"}
+        return {
+            what: sum(value for name, value in samples.items() if name.startswith(counter))
+            for what, counter in counters.items()
+        }
+
     async def quiet(self) -> None:
         """Waits until nothing changes any more."""
         before, since = await self.api.mutations(), time.monotonic()

@@ -58,7 +58,7 @@ async def populate(field: Field, count: int, figures: dict[str, float]) -> Recor
     await field.quiet()
     say(f"  creating {count} objects")
     names = [f"isvc-{number:05d}" for number in range(count)]
-    arrivals, cpu, before = Arrivals(), field.process.cpu_seconds(), field.writes()
+    arrivals, cpu, before, work = Arrivals(), field.process.cpu_seconds(), field.writes(), field.work()
     async with field.api.watching(SERVICES, arrivals):
         began = time.monotonic()
         await create(field.api, SERVICES, (inference_service(name) for name in names))
@@ -77,6 +77,8 @@ async def populate(field: Field, count: int, figures: dict[str, float]) -> Recor
     figures[f"cpu_ms_per_object_{count}"] = 1e3 * (field.process.cpu_seconds() - cpu) / count
     written = {kind: value - before.get(kind, 0) for kind, value in field.writes().items()}
     figures[f"writes_per_object_{count}"] = sum(written.values()) / count
+    for what, total in field.work().items():
+        figures[f"{what}_per_object_{count}"] = (total - work[what]) / count
     say(f"    {seconds:.1f} s; writes per object until then and until all served:")
     for kind, value in written.items():
         say(f"      {kind} {counts.get(kind, 0) / count:.2f}, {value / count:.2f}")
@@ -185,18 +187,22 @@ async def burst(field: Field, sizes: Sizes, figures: dict[str, float]) -> None:
         end = time.monotonic() + 600
         open_ = lambda: not all(name in arrivals.told for name in names) and time.monotonic() < end  # noqa: E731
         await _edit(field, open_, figures, "event_to_apply_under_burst")
-    for name in names:
-        await field.api.call("DELETE", f"{SERVICES}/{name}")
     await field.quiet()
     field.operator.stop()
     try:
-        await _burst_floor(field, sizes, figures)
+        names += await _burst_floor(field, sizes, figures)
     finally:
         field.operator.start()
+    for name in names:
+        await field.api.call("DELETE", f"{SERVICES}/{name}")
 
 
-async def _burst_floor(field: Field, sizes: Sizes, figures: dict[str, float]) -> None:
-    """The same edits in the same burst without an operator: a plain client sends its writes, an edit's at once."""
+async def _burst_floor(field: Field, sizes: Sizes, figures: dict[str, float]) -> list[str]:
+    """The same edits in the same burst without an operator: a plain client sends its writes, an edit's at once.
+
+    Returns:
+        The names of the objects that it has made.
+    """
     recording = field.recording
     assert recording is not None, "nothing was recorded"
     found = await field.api.call("GET", SERVICES)
@@ -217,11 +223,10 @@ async def _burst_floor(field: Field, sizes: Sizes, figures: dict[str, float]) ->
     async with field.api.watching(SERVICES, Arrivals()), asyncio.TaskGroup() as tasks:
         burst = tasks.create_task(more())
         await _edit(field, lambda: not burst.done(), figures, "floor_under_burst", follow)
-    for name in names:
-        await field.api.call("DELETE", f"{SERVICES}/{name}")
     figures["event_to_apply_under_burst_vs_floor"] = (
         figures["event_to_apply_under_burst_p99_s"] / figures["floor_under_burst_p99_s"]
     )
+    return names
 
 
 async def steady(field: Field, sizes: Sizes, figures: dict[str, float]) -> None:

@@ -21,7 +21,7 @@ NODE = "node0"
 API_PORT = 6443
 
 _POOL = IPv4Network("10.128.0.0/9")
-_BLOCK_PREFIX = 20
+_BLOCK_PREFIX = 18  # half of it for services: bench-operator has thousands
 
 
 def cache_folder() -> Path:
@@ -38,7 +38,10 @@ class Layout:
         state: the state directory, absolute.
         name: name of the cgroup.
         link: the host's end of the virtual cable to the node (an interface name has at most 15 characters).
-        block: the 4,096 addresses of this cluster; services, pods and the cable are parts of it.
+        block: the 16,384 addresses of this cluster:
+
+            0                              8,192           12,288          16,383
+            |          services              |     pods      |cable|  unused  |
     """
 
     state: Path
@@ -64,17 +67,17 @@ class Layout:
     @property
     def services(self) -> IPv4Network:
         """ClusterIPs."""
-        return self._part(0)
+        return self._half(0)
 
     @property
     def pods(self) -> IPv4Network:
         """Pod addresses."""
-        return self._part(1)
+        return next(self._half(1).subnets())
 
     @property
     def cable(self) -> IPv4Network:
         """The point-to-point network between host and node."""
-        return IPv4Network((self._part(2).network_address, 30))
+        return IPv4Network((self.pods.broadcast_address + 1, 30))
 
     @property
     def host_ip(self) -> IPv4Address:
@@ -116,6 +119,5 @@ class Layout:
         """One file per component."""
         return self.state / "log"
 
-    def _part(self, number: int) -> IPv4Network:
-        """One of the four networks of 1,024 addresses."""
-        return list(self.block.subnets(new_prefix=22))[number]
+    def _half(self, number: int) -> IPv4Network:
+        return list(self.block.subnets())[number]

@@ -31,6 +31,10 @@ def test_layout_addresses_lie_in_its_block_and_apart(state: Path) -> None:
     assert layout.dns_service_ip in layout.services
 
 
+def test_layout_has_addresses_for_a_service_of_each_of_5000_objects() -> None:
+    assert Layout.of(Path("/a")).services.num_addresses > 5_000 * 1.5
+
+
 @given(STATES)
 def test_layout_interface_name_fits_the_kernel(state: Path) -> None:
     assert len(Layout.of(state).link) <= 15

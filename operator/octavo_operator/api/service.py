@@ -30,6 +30,8 @@ __all__ = [
 
 
 class _Fields(BaseModel):
+    """Defaults that can be changed are made anew: pydantic would copy them at each look, which takes three times as long."""
+
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True, protected_namespaces=())
 
 
@@ -73,8 +75,8 @@ class Parallelism(_Fields):
 class Resources(_Fields):
     """Requests and limits of the server container."""
 
-    limits: dict[str, int | str] = {}
-    requests: dict[str, int | str] = {}
+    limits: dict[str, int | str] = Field(default_factory=dict)
+    requests: dict[str, int | str] = Field(default_factory=dict)
     claims: tuple[dict[str, Any], ...] = ()
 
 
@@ -103,14 +105,14 @@ class Service(_Fields):
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     port: int = 80
-    annotations: dict[str, str] = {}
+    annotations: dict[str, str] = Field(default_factory=dict)
 
 
 class PodMetadata(_Fields):
     """Labels and annotations of the pods."""
 
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
 
 
 class PodSpec(_Fields):
@@ -140,22 +142,22 @@ class PodSpec(_Fields):
 class PodTemplate(_Fields):
     """What the pods need beyond the server."""
 
-    metadata: PodMetadata = PodMetadata()
-    spec: PodSpec = PodSpec()
+    metadata: PodMetadata = Field(default_factory=PodMetadata)
+    spec: PodSpec = Field(default_factory=PodSpec)
 
 
 class Spec(_Fields):
     """What to serve and how."""
 
     model: Model
-    runtime: Runtime = Runtime()
-    parallelism: Parallelism = Parallelism()
-    resources: Resources = Resources()
+    runtime: Runtime = Field(default_factory=Runtime)
+    parallelism: Parallelism = Field(default_factory=Parallelism)
+    resources: Resources = Field(default_factory=Resources)
     replicas: int = 1
     autoscaling: Autoscaling | None = None
-    rollout: Rollout = Rollout()
-    service: Service = Service()
-    pod_template: PodTemplate = PodTemplate()
+    rollout: Rollout = Field(default_factory=Rollout)
+    service: Service = Field(default_factory=Service)
+    pod_template: PodTemplate = Field(default_factory=PodTemplate)
     suspend: bool = False
 
 

@@ -3,7 +3,6 @@
 Its typed models are never touched: importing them costs 100 MB and seconds.
 """
 
-import json
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
+import msgspec
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
@@ -214,17 +214,14 @@ class KubernetesClient:
         Raises:
             ClusterError: there is none, or it broke off.
         """
+        # The body is none of its arguments: it would be copied, value by value, in search of typed models.
         request = await self._api.param_serialize(
-            method,
-            path,
-            query_params=list(query),
-            header_params=headers or {},
-            body=body,
-            auth_settings=["BearerToken"],
+            method, path, query_params=list(query), header_params=headers or {}, auth_settings=["BearerToken"]
         )
+        verb, url, given, *_ = request
         what = f"{method} {path}"
         try:
-            answer = await self._api.call_api(*request, _request_timeout=patience)
+            answer = await self._api.call_api(verb, url, given, body, _request_timeout=patience)
             response: aiohttp.ClientResponse = answer.response
             async with response:
                 if response.status >= 400:
@@ -237,7 +234,7 @@ class KubernetesClient:
 
 def _parsed(content: bytes) -> Any:
     try:
-        return json.loads(content)
+        return msgspec.json.decode(content)
     except ValueError:
         return {"message": content[:200].decode(errors="replace")}
 

@@ -11,11 +11,12 @@ Objects are kept as JSON text, a quarter of what their parsed form takes, and pa
 few are looked at in any second.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+
+import msgspec
 
 from octavo_operator.api.names import (
     CHILDREN,
@@ -48,7 +49,7 @@ class _Kept:
     text: bytes
 
     def parsed(self) -> Manifest:
-        manifest: Manifest = json.loads(self.text)
+        manifest: Manifest = msgspec.json.decode(self.text)
         return manifest
 
 
@@ -73,7 +74,7 @@ class Store:
         owners = self._drop(kind, key) if known else set()  # a pod's label may name another owner now
         owner = _owner(kind, manifest)
         if owner is not None:
-            text = json.dumps(_trimmed(kind, manifest), ensure_ascii=False, separators=(",", ":")).encode()
+            text = msgspec.json.encode(_trimmed(kind, manifest))
             self._objects[kind][key] = _Kept(version, manifest["metadata"].get("generation"), owner, text)
             owners.add(owner)
             if kind in LABELLED:
