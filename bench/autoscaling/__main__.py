@@ -1,7 +1,7 @@
-"""Policies that scale replicas, on the same traces. `make bench-autoscaling`, SHORT=1 for the two first held-out seeds
+"""Policies that scale replicas, on the same traces. `make bench-autoscaling`, SHORT=1 for two of the seeds
 
 Every policy runs on every trace (traces.py) with each seed and both start-up times, in a simulated cluster
-(simulation.py). Seeds 6-10 are held out: nothing is tuned on them.
+(simulation.py). Seeds 6-10 are held out, and what is reported is theirs: tune on `--seeds 1 2 3 4 5`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean
 
+from bench.autoscaling.baselines import Seen
 from bench.autoscaling.measures import Measures, measure
 from bench.autoscaling.plot import draw
-from bench.autoscaling.policies import OURS, POLICIES
+from bench.autoscaling.policies import BOUND, OURS, POLICIES
+from bench.autoscaling.policy import Policy
 from bench.autoscaling.simulation import Setup, simulate
 from bench.autoscaling.traces import HOUR, TRACES
 from bench.report import report, say
@@ -33,6 +35,7 @@ _EQUAL = 0.001
 
 _TARGETS: dict[str, float] = {
     "not_kept": 0,
+    "not_kept_within_reach": 0,
     "worst_gpu_hours_ratio": 1.05,
     "mean_gpu_hours_vs_best_other": 0.9,
     "worst_late_per_gpu_hour_added_ratio": 1,
@@ -40,6 +43,8 @@ _TARGETS: dict[str, float] = {
     "decision_s": 5,
     "scale_downs_from_missing": 0,
 }
+
+"""Each figure is to be that at most."""
 
 Where = tuple[str, float]
 """A trace and a start-up time."""
@@ -78,13 +83,20 @@ Outcomes = Mapping[Case, Outcome]
 
 def carry_out(case: Case) -> Outcome:
     """Simulates a case."""
-    run = simulate(TRACES[case.trace], case.seed, POLICIES[case.policy], Setup(start_up=case.start_up))
+    run = simulate(TRACES[case.trace], case.seed, _maker(case), Setup(start_up=case.start_up))
     minutes = range(0, int(HOUR), 60)
     return Outcome(
         measures=measure(run),
         steps=((0.0, run.initial), *((decision.time, decision.after) for decision in run.decisions)),
         worth=tuple(sum(run.worth[minute : minute + 60]) / 60 for minute in minutes),
     )
+
+
+def _maker(case: Case) -> Callable[[], Policy]:
+    if case.policy != BOUND:
+        return POLICIES[case.policy]
+    worth = TRACES[case.trace].demand(case.seed)[1].tolist()
+    return lambda: Seen(worth)
 
 
 def mean(measures: Iterable[Measures]) -> Measures:
@@ -107,7 +119,7 @@ def table(trace: str, means: Means, start_ups: Sequence[float]) -> str:
     lines = [f"\n{trace}", f"{'':20}" + "".join(f"  start-up {start_up:<4.0f}{'':43}" for start_up in start_ups)]
     head = f"{'late %':>8}{'GPU-h':>8}{'over':>7}{'flaps':>7}{'decided s':>11}{'lost':>6}{'':9}"
     lines.append(f"{'':20}" + head * len(start_ups))
-    for policy in POLICIES:
+    for policy in (*POLICIES, BOUND):
         cells = []
         for start_up in start_ups:
             found = means.get((trace, policy, start_up))
@@ -131,12 +143,19 @@ def figures(means: Means) -> dict[str, float]:
     the cheapest single policy that keeps them wherever any does (`mean_gpu_hours_vs_best_other`). Elsewhere it shall
     have the fewest late requests for each GPU-hour beyond those of constant-min.
 
+    Where the load jumps and `BOUND` does not keep 1 % either, it takes foresight; what is left of `not_kept` is
+    `not_kept_within_reach`. Of climbs that bound tells nothing.
+
     A constant count that is ready before the load comes keeps 1 % where no policy can that sees the load first. So
     beside these each is compared with the cheapest other one that was no later, or the least late one.
     """
     places = sorted({(trace, start_up) for trace, policy, start_up in means if policy == OURS})
     at = {
-        where: {policy: found for (trace, policy, start_up), found in means.items() if (trace, start_up) == where}
+        where: {
+            policy: found
+            for (trace, policy, start_up), found in means.items()
+            if (trace, start_up) == where and policy != BOUND
+        }
         for where in places
     }
     if not places or any(len(found) == 1 for found in at.values()):
@@ -144,8 +163,9 @@ def figures(means: Means) -> dict[str, float]:
     own = [at[where][OURS] for where in places]
     no_later = [_no_later(at[where]) for where in places]
     ratios = [ours.gpu_hours / other.gpu_hours for ours, other in zip(own, no_later, strict=True)]
+    bounds = {(trace, start_up): found for (trace, policy, start_up), found in means.items() if policy == BOUND}
     told = {
-        **_kept(at),
+        **_kept(at, bounds),
         **_elsewhere(at),
         "worst_gpu_hours_vs_no_later": max(ratios),
         "mean_gpu_hours_vs_no_later": geometric_mean(ratios),
@@ -160,7 +180,7 @@ def figures(means: Means) -> dict[str, float]:
     return told
 
 
-def _kept(at: Mapping[Where, Mapping[str, Measures]]) -> dict[str, float]:
+def _kept(at: Mapping[Where, Mapping[str, Measures]], bounds: Mapping[Where, Measures]) -> dict[str, float]:
     """The figures of where some other policy keeps the late requests to 1 %."""
     keepers = {
         where: {policy for policy in found if policy != OURS and found[policy].violations <= _KEPT}
@@ -169,7 +189,10 @@ def _kept(at: Mapping[Where, Mapping[str, Measures]]) -> dict[str, float]:
     kept = [where for where, names in keepers.items() if names]
     if not kept:
         return {}
-    told: dict[str, float] = {"not_kept": sum(at[where][OURS].violations > _KEPT for where in kept)}
+    missed = [where for where in kept if at[where][OURS].violations > _KEPT]
+    told: dict[str, float] = {"not_kept": len(missed)}
+    if bounds.keys() >= set(missed):
+        told["not_kept_within_reach"] = sum(bounds[where].violations <= _KEPT for where in missed)
     ratios = [
         at[where][OURS].gpu_hours / min(at[where][policy].gpu_hours for policy in keepers[where])
         for where in kept
@@ -208,6 +231,18 @@ def _no_later(found: Mapping[str, Measures]) -> Measures:
     return min((one for one in others if one.violations <= allowed), key=lambda one: one.gpu_hours)
 
 
+def verdicts(found: Mapping[str, float]) -> str:
+    """Each target, what was found, and whether it is met."""
+    lines = []
+    for name, target in _TARGETS.items():
+        if name not in found:
+            lines.append(f"{name:40}{'-':>8}  target <= {target:g}: not measured")
+            continue
+        word = "met" if found[name] <= target else "NOT met"
+        lines.append(f"{name:40}{found[name]:8.4g}  target <= {target:g}: {word}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Runs everything and reports."""
     options = _options()
@@ -234,7 +269,9 @@ def main() -> None:
     for trace in options.traces:
         say(table(trace, means, options.start_ups))
     _plot(outcomes, options)
-    report("autoscaling", figures(means), _TARGETS, seeds=options.seeds, start_ups=options.start_ups)
+    found = figures(means)
+    say("\n" + verdicts(found))
+    report("autoscaling", found, _TARGETS, seeds=options.seeds, start_ups=options.start_ups)
 
 
 def _plot(outcomes: Outcomes, options: argparse.Namespace) -> None:
@@ -251,10 +288,10 @@ def _plot(outcomes: Outcomes, options: argparse.Namespace) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--short", action="store_true", help="seeds 6 and 7 only")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 11)))
+    parser.add_argument("--short", action="store_true", help="seeds 6 and 7")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(6, 11)))
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--policies", nargs="+", choices=(*POLICIES, BOUND), default=[*POLICIES, BOUND])
     parser.add_argument("--start-ups", type=float, nargs="+", default=list(_START_UPS), metavar="SECONDS")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 
 from bench.autoscaling.policy import SCRAPE_SECONDS, PodView, answered, in_service
 
-__all__ = ["Apa", "Constant", "Kpa", "KubeAI", "SaturationV1"]
+__all__ = ["Apa", "Constant", "Kpa", "KubeAI", "SaturationV1", "Seen"]
+
+
+_ALL = 10
 
 
 class Constant:
@@ -24,6 +27,26 @@ class Constant:
 
     def decide(self, now: float, desired: int, pods: Sequence[PodView]) -> int:  # noqa: ARG002 - it looks at nothing
         return self._replicas
+
+
+class Seen:
+    """How late one is who foresees nothing, but sees the load exactly and answers a jump with everything.
+
+    It is told the load of every second that has passed, and keeps replicas for 1/0.95 of the highest. Where that is two
+    more than there are, it asks for all. It lets none go. So it is no autoscaler: what it says is what a jump costs.
+
+    Args:
+        worth: The load of each second, in replicas' worth.
+    """
+
+    interval = SCRAPE_SECONDS
+
+    def __init__(self, worth: Sequence[float]) -> None:
+        self._worth = worth
+
+    def decide(self, now: float, desired: int, pods: Sequence[PodView]) -> int:  # noqa: ARG002 - it knows the load
+        needed = math.ceil(max(self._worth[: int(now)], default=0.0) / 0.95)
+        return _ALL if needed > desired + 1 else max(desired, needed)
 
 
 class KubeAI:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from bench.autoscaling.simulation import Decision, Run
 from bench.autoscaling.traces import HOUR
 
@@ -40,9 +42,7 @@ class Measures:
 def measure(run: Run) -> Measures:
     """Judges a run."""
     demand = run.demand
-    late = sum(
-        min(first, HOUR) - arrival > _TTFT for arrival, first in zip(demand.arrivals, demand.first_token, strict=True)
-    )
+    late = int(np.sum(np.minimum(demand.first_token, HOUR) - np.asarray(demand.arrivals) > _TTFT))
     # A refused request waits for ever, so it is late already but for those of the last two seconds.
     peak = max([run.initial, *(decision.after for decision in run.decisions)])
     return Measures(

@@ -9,9 +9,12 @@ from bench.autoscaling.hpa import Hpa, PodsMetric, cache_usage, keda, production
 from bench.autoscaling.ours import Ours
 from bench.autoscaling.policy import Policy
 
-__all__ = ["OURS", "POLICIES"]
+__all__ = ["BOUND", "OURS", "POLICIES"]
 
 OURS = "ours"
+
+BOUND = "seen"
+"""No policy, but what a jump costs whoever foresees nothing (`baselines.Seen`): it needs to be told the load."""
 
 _BUSY = 0.8 * 64
 """Requests of a replica that is busy to 80 %: what somebody would ask for who knows its slots."""

@@ -29,6 +29,8 @@ from bench.replays import BLOCK_SIZE, KV_TOKENS, STEP_TIME
 __all__ = ["Demand", "Machine", "Replica", "capacity"]
 
 _NEVER = math.inf
+_NEXT_STEP = 1 + BLOCK_SIZE // 2
+"""Tokens of memory that a sequence takes for the next step, beyond its context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Replica:
         "_queue",
         "_refused",
         "_resumed",
+        "_room",
         "_running",
         "_step",
         "_steps_ahead",
@@ -121,6 +124,7 @@ class Replica:
         self.outstanding = 0
         self._demand = demand
         self._machine = machine
+        self._room = machine.kv_tokens * (1 - machine.reserve)  # tokens of memory up to which a request may start
         self._at = 0.0
         self._step = 0
         self._steps_ahead = 0  # from _at to next_at
@@ -138,15 +142,16 @@ class Replica:
         self._refused = 0
 
     def arrive(self, number: int, now: float) -> bool:
-        """Takes a request in; False: the queue is full, and it is refused."""
+        """Takes a request in; False: the queue is full, and it is refused. `next_at` never moves back by it."""
         queue = self._queue
-        if len(queue) >= self._machine.max_waiting:
+        waiting = len(queue)
+        if waiting >= self._machine.max_waiting:
             self._refused += 1
             return False
         queue.append(number)
         self.outstanding += 1
         # Who waits behind another, or for a slot, changes nothing before somebody ends.
-        if len(queue) > 1 or self._partial is not None or self._running >= self._machine.slots:
+        if waiting or self._partial is not None or self._running >= self._machine.slots:
             return True
         if not self._running:
             self._at = max(self._at, now)
@@ -163,33 +168,57 @@ class Replica:
         return True
 
     def advance(self) -> None:
-        """Brings the state to `next_at`: ends who ends, starts who can, and finds the next such moment."""
-        machine = self._machine
-        at = self._at = self.next_at
-        running = self._running
-        context = self._context
-        step = self._step
+        """Brings the state to `next_at`: ends who ends, starts who can, and finds the next such moment.
+
+        This is where a simulation spends its time, so the state is held in local names, and what is wanted at more than
+        one place is written out at each.
+        """
+        machine, demand, ends, queue = self._machine, self._demand, self._ends, self._queue
+        at = self.next_at
+        running, context, step = self._running, self._context, self._step
         if steps := self._steps_ahead:
             step += steps
-            context += running * steps
-            self._generated += running * steps
-        ends = self._ends
+            grown = running * steps
+            context += grown
+            self._generated += grown
         if ends and ends[0][0] <= step:
-            demand = self._demand
             before = running
             while ends and ends[0][0] <= step:
                 number = heappop(ends)[1]
                 demand.ended[number] = at
                 context -= demand.prompts[number] + demand.outputs[number] - 1
                 running -= 1
-            self._finished += before - running
-            self.outstanding -= before - running
-        self._running, self._context, self._step = running, context, step
-        while self._memory() > machine.kv_tokens:
+            ended = before - running
+            self._finished += ended
+            self.outstanding -= ended
+        memory = context + self._held + running * _NEXT_STEP
+        if memory > machine.kv_tokens:
+            self._running, self._context, self._step = running, context, step
             self._preempt()
-        if self._partial is not None or (self._queue and self._has_room()):
+            running, context = self._running, self._context
+            memory = context + self._held + running * _NEXT_STEP
+        if self._partial is not None or (queue and self._may_start(running, memory)):
+            self._at, self._running, self._context, self._step = at, running, context, step
             self._prefill()
-        self._look_ahead()
+            at, running, context, step = self._at, self._running, self._context, self._step
+            memory = context + self._held + running * _NEXT_STEP
+            if self._partial is not None or (queue and self._may_start(running, memory)):
+                self._steps_ahead = 0
+                self.next_at = at
+                return
+        self._at, self._running, self._context, self._step = at, running, context, step
+        # The next moment at which anything but decoding happens.
+        if running:
+            fits = (machine.kv_tokens - memory + running) // running
+            steps = ends[0][0] - step
+            if fits < steps:
+                steps = max(0, fits)
+            self._steps_ahead = steps
+            first = machine.base + machine.per_token * running + machine.per_context * context
+            self.next_at = at + (steps * first + machine.per_context * running * steps * (steps - 1) / 2)
+        else:
+            self._steps_ahead = 0
+            self.next_at = _NEVER
 
     def scrape(self, now: float) -> Sample:
         """What `/metrics` would say."""
@@ -211,86 +240,85 @@ class Replica:
 
     def _memory(self) -> int:
         """Tokens of memory that the next step needs."""
-        return self._context + self._held + self._running * (1 + BLOCK_SIZE // 2)
+        return self._context + self._held + self._running * _NEXT_STEP
 
-    def _has_room(self) -> bool:
-        """Whether whoever waits longest can start."""
-        machine = self._machine
-        if self._running >= machine.slots:
+    def _may_start(self, running: int, memory: int) -> bool:
+        """Whether whoever waits longest can start beside so many that decode, if the next step needs so much memory."""
+        if running >= self._machine.slots:
             return False
-        wanted = self._length(self._queue[0])
-        return self._memory() + wanted <= machine.kv_tokens * (1 - machine.reserve) or not (self._running or self._held)
+        number = self._queue[0]
+        wanted = self._demand.prompts[number]
+        if self._resumed:
+            wanted += self._resumed.get(number, 0)
+        return memory + wanted <= self._room or not (running or self._held)
 
     def _length(self, number: int) -> int:
         """Tokens to compute before the next one is sampled: the prompt, and what was generated before a preemption."""
         return self._demand.prompts[number] + self._resumed.get(number, 0)
 
     def _preempt(self) -> None:
-        """Whoever started to decode last, of several whoever came last, goes back to the front of the queue."""
-        demand = self._demand
-        # Who was preempted before counts as of its first start.
-        last = max(self._ends, key=lambda entry: (entry[0] - demand.outputs[entry[1]], entry[1]))
-        self._ends.remove(last)
-        heapify(self._ends)
-        end, number = last
-        left = end - self._step
-        generated = demand.outputs[number] - left
-        self._context -= demand.prompts[number] + generated - 1
-        self._running -= 1
-        self._resumed[number] = generated
-        self._queue.appendleft(number)
-        self._preemptions += 1
+        """Whoever started to decode last, of several whoever came last, goes back to the queue's front, until all fits."""
+        outputs = self._demand.outputs
+        while self._memory() > self._machine.kv_tokens:
+            # Who was preempted before counts as of its first start.
+            last = max(self._ends, key=lambda entry: (entry[0] - outputs[entry[1]], entry[1]))
+            self._ends.remove(last)
+            heapify(self._ends)
+            end, number = last
+            left = end - self._step
+            generated = outputs[number] - left
+            self._context -= self._demand.prompts[number] + generated - 1
+            self._running -= 1
+            self._resumed[number] = generated
+            self._queue.appendleft(number)
+            self._preemptions += 1
 
     def _prefill(self) -> None:
         """One step that computes prompts beside the decodes."""
-        machine, demand = self._machine, self._demand
-        left = budget = machine.budget - self._running
-        decoding, context = self._running, self._context
-        computed: list[int] = []
+        machine, demand, queue, resumed = self._machine, self._demand, self._queue, self._resumed
+        decoding, context, held = self._running, self._context, self._held
+        left = budget = machine.budget - decoding
+        memory = context + held + decoding * _NEXT_STEP
+        partial = self._partial
+        computed: list[tuple[int, int]] = []  # request, tokens
         while left > 0:
-            if self._partial is not None:
-                number, tokens = self._partial
-            elif self._queue and self._running + len(computed) < machine.slots and self._has_room():
-                number = self._queue.popleft()
-                tokens = self._length(number)
-                self._held += tokens
-                if number not in self._resumed:
+            if partial is not None:
+                number, tokens = partial
+                length = self._length(number)
+            elif queue and decoding + len(computed) < machine.slots:
+                number = queue[0]
+                length = tokens = demand.prompts[number] + (resumed.get(number, 0) if resumed else 0)
+                if memory + tokens > self._room and (decoding or held):
+                    break
+                queue.popleft()
+                held += tokens
+                memory += tokens
+                if number not in resumed:
                     self._prompt_tokens += tokens
             else:
                 break
             if tokens > left:
-                self._partial = (number, tokens - left)
+                partial = (number, tokens - left)
                 left = 0
             else:
-                self._partial = None
-                computed.append(number)
+                partial = None
+                computed.append((number, length))
                 left -= tokens
+        self._partial = partial
         self._at += machine.base + machine.per_token * (decoding + budget - left) + machine.per_context * context
         self._step += 1
-        self._context += decoding
-        self._generated += decoding + len(computed)
-        for number in computed:
-            length = self._length(number)
-            generated = self._resumed.pop(number, 0)
-            self._held -= length
-            self._context += length
+        started = len(computed)
+        self._generated += decoding + started
+        context += decoding
+        for number, length in computed:
+            generated = resumed.pop(number, 0) if resumed else 0
+            held -= length
+            context += length
             if not generated:
                 demand.first_token[number] = self._at
             heappush(self._ends, (self._step + demand.outputs[number] - generated - 1, number))
-        self._running += len(computed)
-
-    def _look_ahead(self) -> None:
-        """Finds the next moment at which anything but decoding happens."""
-        if self._partial is not None or (self._queue and self._has_room()):
-            self._steps_ahead = 0
-            self.next_at = self._at
-        elif self._running:
-            fits = (self._machine.kv_tokens - self._memory() + self._running) // self._running
-            self._steps_ahead = max(0, min(self._ends[0][0] - self._step, fits))
-            self.next_at = self._at + self._seconds(self._steps_ahead)
-        else:
-            self._steps_ahead = 0
-            self.next_at = _NEVER
+        self._context, self._held = context, held
+        self._running = decoding + started
 
     def _seconds(self, steps: int) -> float:
         """How long the next steps take if only those that run decode."""

@@ -193,26 +193,26 @@ class _Cluster:
         last = bisect_left(arrivals, end, lo=number)
         while True:
             soonest = min(next_at)
-            if number < last and arrivals[number] <= soonest:
+            while number < last and arrivals[number] <= soonest:
                 index = outstanding.index(min(outstanding)) if is_least else self._next_in_turn()
                 replica = pods[index].replica
                 if replica.arrive(number, arrivals[number]):
                     outstanding[index] += 1
                     next_at[index] = replica.next_at
+                    soonest = min(soonest, replica.next_at)
                 else:
                     self._run.refused += 1
                 number += 1
-            elif soonest < end:
-                index = next_at.index(soonest)
-                replica = pods[index].replica
-                replica.advance()
-                next_at[index] = replica.next_at
-                if outstanding[index] != _NEVER:
-                    outstanding[index] = replica.outstanding
-                elif not replica.outstanding:
-                    self._remove(index, soonest)
-            else:
+            if soonest >= end:
                 break
+            index = next_at.index(soonest)
+            replica = pods[index].replica
+            replica.advance()
+            next_at[index] = replica.next_at
+            if outstanding[index] != _NEVER:
+                outstanding[index] = replica.outstanding
+            elif not replica.outstanding:
+                self._remove(index, soonest)
         self._arrived = number
 
     def _next_in_turn(self) -> int:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench.autoscaling.__main__ import Case, carry_out, figures, mean, table
+from bench.autoscaling.__main__ import Case, carry_out, figures, mean, table, verdicts
 from bench.autoscaling.measures import Measures
 from bench.autoscaling.plot import draw
 
@@ -47,6 +47,21 @@ def test_figures_count_where_others_keep_to_one_percent_and_ours_does_not() -> N
     assert figures(compared(USUAL, other=USUAL)).get("not_kept") is None
     assert figures(compared(USUAL, other=KEPT))["not_kept"] == 1
     assert figures(compared(KEPT, other=KEPT))["not_kept"] == 0
+
+
+@pytest.mark.parametrize(("late", "within_reach"), [(0.01, 1), (0.011, 0)])
+def test_figures_tell_what_of_it_was_within_reach(late: float, within_reach: int) -> None:
+    found = figures(compared(USUAL, other=KEPT, seen=replace(USUAL, violations=late, gpu_hours=0.1)))
+    assert (found["not_kept"], found["not_kept_within_reach"]) == (1, within_reach)
+    without = figures(compared(USUAL, other=KEPT))
+    assert "not_kept_within_reach" not in without
+    assert {name: figure for name, figure in found.items() if name != "not_kept_within_reach"} == without, "no rival"
+
+
+def test_verdicts_tell_what_is_met() -> None:
+    text = verdicts({"not_kept": 3.0, "step_overshoot": 1.0})
+    words = {line.split()[0]: line.rsplit(": ", 1)[1] for line in text.splitlines()}
+    assert (words["not_kept"], words["step_overshoot"], words["decision_s"]) == ("NOT met", "met", "not measured")
 
 
 def test_figures_compare_with_the_cheapest_that_keeps_to_one_percent() -> None:
@@ -125,6 +140,11 @@ def test_carry_out_runs_a_policy_on_a_trace() -> None:
     assert outcome.steps == ((0.0, 1),)
     assert outcome.measures.gpu_hours == 1.0
     assert (len(outcome.worth), outcome.worth[0], outcome.worth[20]) == (60, 1.0, 6.0)
+
+
+def test_carry_out_tells_the_bound_the_load_that_has_passed() -> None:
+    outcome = carry_out(Case("step", "seen", 1, 30.0))
+    assert outcome.steps == ((0.0, 1), (5.0, 2), (605.0, 10))
 
 
 def test_draw_makes_a_row_for_each_policy() -> None:

@@ -271,6 +271,16 @@ def test_decide_climb_is_followed_to_the_time_when_a_new_pod_serves() -> None:
     assert decision.expected == pytest.approx(loads[-1] + 0.72, abs=0.08)
 
 
+def test_decide_single_sample_does_not_make_a_climb() -> None:
+    """Six replicas' worth on seven pods; the mean of a block may climb by chance, but one sample is not a block."""
+    fleet = Fleet(7)
+    blocks = [6.0, 5.9, 6.1, 6.0, 6.0, 6.1, 6.1, 6.1, 6.2, 6.1, 6.2, 6.2]
+    for load in blocks:
+        fleet.steps(3, share_of(load / 7))
+    decision = fleet.step(share_of(6.45 / 7))
+    assert (decision.replicas, decision.expected) == (7, decision.demand)
+
+
 def test_decide_cache_near_its_target_is_load() -> None:
     fleet = Fleet(2)
     assert fleet.steps(20, 0.2, cache=0.9).replicas == 3

@@ -43,6 +43,22 @@ def test_fit_jump_is_no_climb(since: int) -> None:
     assert trend.spread < 0.2
 
 
+def test_fit_climb_that_is_over_is_not_continued() -> None:
+    """Answers became longer within a minute: the line of least squares climbs by 0.024 a second."""
+    trend = fit(points([2.0, 2.1, 1.9, 2.0, 2.2, 2.9, 4.3, 5.0, 5.0, 4.9, 5.2, 5.1]), NOW)
+    assert 0 <= trend.slope < 0.013
+
+
+def test_fit_fall_is_no_climb_that_is_over() -> None:
+    values = [6.0 - 0.3 * number + 0.05 * (-1) ** number for number in range(12)]
+    assert fit(points(values), NOW).slope == pytest.approx(-0.02, rel=0.05)
+
+
+def test_fit_jump_to_a_quiet_level_does_not_forget_how_far_demand_strayed() -> None:
+    before = [2.0, 2.4, 1.6, 2.0, 2.4, 1.6, 2.0, 2.0]
+    assert fit(points([*before, 6.0, 6.0, 6.0, 6.0]), NOW).highest == pytest.approx(0.4)
+
+
 def test_fit_few_points_are_averaged() -> None:
     trend = fit([(0.0, 9.0), (15.0, 1.0), (30.0, 2.0), (45.0, 3.0)], 50)
     assert (trend.level, trend.slope, trend.spread, trend.span) == (2, 0, 0, 50)

@@ -71,10 +71,13 @@ FULL = 0.95
 """The load that replicas are planned for. Queueing makes the rest useless where requests come at random."""
 
 MARGIN = 2.0
-"""Standard deviations of demand that are planned for, but no further than the highest that was seen..."""
+"""Standard deviations of demand that are planned for, ..."""
 
-BEYOND_SECONDS = 120.0
-"""... and as far again for each time as long as this that a pod takes to start."""
+HIGHEST = 0.75
+"""... but no further than three quarters of the way to the highest that was seen, ..."""
+
+BEYOND_SECONDS = 90.0
+"""... and as far as that highest for each time as long as this that a pod takes to start."""
 
 DRAIN_SECONDS = (30.0, 120.0)
 """In which time a backlog shall be gone at least and at most; between the two, while a pod starts."""
@@ -175,7 +178,7 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
     if now < state.settled_at:
         demand = state.demand
     state = _average(state, demand, now)
-    trend = fit((*state.points, _point(state.block, now)), now)
+    trend = fit(_points(state, now), now)
     waiting = sum(samples[-1].waiting for samples in usable)
     at_once = max(0.0, demand - SURE * chance / state.rate) if state.rate > 0 else demand
     queue = _Queue(
@@ -289,6 +292,13 @@ def _average(state: State, demand: float, now: float) -> State:
     return replace(state, demand=demand, block=block, points=points)
 
 
+def _points(state: State, now: float) -> tuple[Point, ...]:
+    """The blocks, and the present one unless it has just begun: a single sample among means is taken for a climb."""
+    if len(state.points) >= LEAST_POINTS and now - state.block[0] < BLOCK_SECONDS / 3:
+        return state.points
+    return (*state.points, _point(state.block, now))
+
+
 def _point(block: tuple[float, float, int], end: float) -> Point:
     """The mean of a block, at its middle."""
     begin, total, count = block
@@ -331,7 +341,7 @@ def _expected(trend: Trend, state: State) -> float:
 
 def _margin(trend: Trend, state: State) -> float:
     """What demand may vary by until a pod that is created now serves."""
-    return min(MARGIN * trend.spread, trend.highest * (1 + state.startup / BEYOND_SECONDS))
+    return min(MARGIN * trend.spread, trend.highest * (HIGHEST + state.startup / BEYOND_SECONDS))
 
 
 def _needed(settings: Settings, trend: Trend, queue: _Queue, state: State, *, silent: int = 0) -> int:

@@ -5,10 +5,11 @@
                      ·
                   · ·               · ·· ·
 
-Only a climb is continued into the future. A jump that a straight line was drawn through would be taken for a climb
-and answered with far too many replicas; a climb that is averaged would be answered too late. The three are compared
-by the Bayesian information criterion (Schwarz, 1978): residuals, and a price for each parameter. The place of a jump
-counts as two: it is the best of many (Zhang and Siegmund, 2007).
+Only a climb is continued into the future, and only as steeply as its later half still climbs: one that is over has
+become a level. A jump that a straight line was drawn through would be taken for a climb and answered with far too many
+replicas; a climb that is averaged would be answered too late. The three are compared by the Bayesian information
+criterion (Schwarz, 1978): residuals, and a price for each parameter. The place of a jump counts as two: it is the best
+of many (Zhang and Siegmund, 2007).
 """
 
 import math
@@ -39,7 +40,7 @@ class Trend:
         level: the value now.
         slope: change per second; 0 unless it climbs or falls.
         spread: standard deviation of the points around it.
-        highest: how far the highest point is above it.
+        highest: how far the highest point is above it, or above what was before the jump.
         span: seconds over which it was seen.
     """
 
@@ -74,9 +75,12 @@ def fit(points: Sequence[Point], now: float) -> Trend:
             return Trend(mean, 0.0, _spread(flat, count - 1), highest, span)
         case 1:
             highest = max(value - mean - slope * (time - middle) for time, value in points)
-            return Trend(mean + slope * (now - middle), slope, _spread(line, count - 2), highest, span)
+            return Trend(
+                mean + slope * (now - middle), _lasting(points, slope), _spread(line, count - 2), highest, span
+            )
         case _:
-            highest = max(values[at:]) - after
+            before = sum(values[:at]) / at
+            highest = max(max(values[at:]) - after, max(values[:at]) - before)
             return Trend(after, 0.0, _spread(jump, count - 3), highest, span)
 
 
@@ -95,6 +99,15 @@ def _line(points: Sequence[Point], mean: float) -> tuple[float, float, float]:
     slope = sum((time - middle) * (value - mean) for time, value in points) / across if across > 0 else 0.0
     squares = sum((value - mean - slope * (time - middle)) ** 2 for time, value in points)
     return slope, squares, middle
+
+
+def _lasting(points: Sequence[Point], slope: float) -> float:
+    """The slope, but of a climb no more than its later half has, within its error: a climb that is over is none."""
+    later = points[len(points) // 2 :]
+    recent, squares, middle = _line(later, sum(value for _, value in later) / len(later))
+    across = sum((time - middle) ** 2 for time, _ in later)
+    error = _spread(squares, len(later) - 2) / math.sqrt(across) if across > 0 else 0.0
+    return min(slope, max(0.0, recent + error)) if slope > 0 else slope
 
 
 def _jump(values: Sequence[float]) -> tuple[float, float, int]:
