@@ -91,15 +91,15 @@ def prefill(shape: Shape, target: int) -> Configuration:
 
 
 def num_splits(programs: int) -> int:
-    """Pieces that one context may have: a power of two, fewer the more sequences and kv heads there are.
+    """Pieces that one context may have: fewer the more sequences and kv heads there are.
 
     Args:
         programs: Sequences times kv heads.
     """
-    return min(_MAX_SPLITS, max(_MIN_SPLITS, _power_of_two(-(-_PROGRAMS // programs))))
+    return min(_MAX_SPLITS, max(_MIN_SPLITS, -(-_PROGRAMS // programs)))
 
 
-def decode(shape: Shape, splits: int, target: int) -> Configuration:
+def decode(shape: Shape, target: int) -> Configuration:
     """Of decode_kernel."""
     tile_kv, warps, stages = _DECODE[target, max(64, shape.block_d)]
     constexprs = {
@@ -109,7 +109,6 @@ def decode(shape: Shape, splits: int, target: int) -> Configuration:
         "BLOCK_SIZE": shape.block_size,
         "ROWS": max(_MIN_ROWS, _power_of_two(shape.group)),
         "TILE_KV": tile_kv,
-        "SPLITS": splits,
         "MIN_PIECE": MIN_PIECE,
         "PROGRAMS": _PROGRAMS,
         "UPCAST": shape.upcast,
@@ -117,12 +116,12 @@ def decode(shape: Shape, splits: int, target: int) -> Configuration:
     return Configuration(constexprs, warps, stages)
 
 
-def merge(shape: Shape, splits: int) -> Configuration:
+def merge(shape: Shape) -> Configuration:
     """Of merge_kernel."""
     constexprs = {
         "HEAD_DIM": shape.head_dim,
         "BLOCK_D": shape.block_d,
-        "SPLITS": splits,
+        "MAX_SPLITS": _MAX_SPLITS,
         "MIN_PIECE": MIN_PIECE,
         "PROGRAMS": _PROGRAMS,
     }
@@ -168,7 +167,7 @@ def _shipped(shape: Shape, dtype: str, targets: tuple[int, ...]) -> Iterator[Shi
             f"decode {name}",
             decode_kernel,
             {**results, **inputs, **lengths, "all_context": "*i64", **scalars},
-            decode(shape, _MAX_SPLITS, target),
+            decode(shape, target),
             targets=(target,),
             divisible=strides,
             mma="mma.sync",
@@ -177,8 +176,8 @@ def _shipped(shape: Shape, dtype: str, targets: tuple[int, ...]) -> Iterator[Shi
     yield Shipped(
         f"merge {name}",
         merge_kernel,
-        {**results, **lengths, "all_context": "*i64", "kv_heads": "i32"},
-        merge(shape, _MAX_SPLITS),
+        {**results, **lengths, "all_context": "*i64", "kv_heads": "i32", "splits": "i32"},
+        merge(shape),
         targets=targets,
         programs=2,
     )

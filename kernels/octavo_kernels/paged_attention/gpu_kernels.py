@@ -153,25 +153,25 @@ def _piece(
     context_len,
     all_context,  # of all decodes
     kv_heads,
-    SPLITS: tl.constexpr,
+    splits,
     MIN_PIECE: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
     """Positions in a piece of this context: as many as make PROGRAMS pieces of all contexts and heads together.
 
-    A multiple of MIN_PIECE, and so large that there are at most SPLITS pieces.
+    A multiple of MIN_PIECE, and so large that there are at most `splits` pieces.
     """
     even = tl.cdiv(all_context * kv_heads, PROGRAMS).to(tl.int32)
-    piece = tl.maximum(even, tl.cdiv(context_len, SPLITS))
+    piece = tl.maximum(even, tl.cdiv(context_len, splits))
     return tl.maximum(tl.cdiv(piece, MIN_PIECE), 1) * MIN_PIECE
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def decode_kernel(
     out,  # [tokens, q heads, HEAD_DIM]
-    partial,  # [sequences, q heads, SPLITS, HEAD_DIM] float32: `acc` of each piece
-    partial_largest,  # [sequences, q heads, SPLITS] float32
-    partial_total,  # [sequences, q heads, SPLITS] float32
+    partial,  # [sequences, q heads, splits, HEAD_DIM] float32: `acc` of each piece
+    partial_largest,  # [sequences, q heads, splits] float32
+    partial_total,  # [sequences, q heads, splits] float32
     q,  # [tokens, q heads, HEAD_DIM]
     k_cache,  # [blocks, BLOCK_SIZE, kv heads, HEAD_DIM]
     v_cache,
@@ -190,14 +190,13 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE_KV: tl.constexpr,
-    SPLITS: tl.constexpr,
     MIN_PIECE: tl.constexpr,
     PROGRAMS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     """The one token of a sequence against a piece of its context. Sequences of several tokens are left out.
 
-    Grid: (sequences, kv heads, SPLITS). Of a sequence in one piece this is the result; otherwise merge_kernel makes it.
+    Grid: (sequences, kv heads, splits). Of a sequence in one piece this is the result; otherwise merge_kernel makes it.
     """
     sequence = tl.program_id(0)
     head = tl.program_id(1)
@@ -206,8 +205,9 @@ def decode_kernel(
     if tl.load(query_starts + sequence + 1) - start != 1:
         return
     kv_heads = tl.num_programs(1)
+    splits = tl.num_programs(2)
     context_len = tl.load(context_lens + sequence)
-    piece = _piece(context_len, tl.load(all_context), kv_heads, SPLITS, MIN_PIECE, PROGRAMS)
+    piece = _piece(context_len, tl.load(all_context), kv_heads, splits, MIN_PIECE, PROGRAMS)
     begin = split * piece
     if split > 0 and begin >= context_len:
         return
@@ -240,13 +240,13 @@ def decode_kernel(
         place = out + row * (kv_heads * GROUP * HEAD_DIM) + (q_head * HEAD_DIM)[:, None] + dims[None, :]
         tl.store(place, result.to(out.dtype.element_ty), mask=there)
     else:
-        part = (sequence.to(tl.int64) * (kv_heads * GROUP) + q_head) * SPLITS + split
+        part = (sequence.to(tl.int64) * (kv_heads * GROUP) + q_head) * splits + split
         tl.store(partial + (part * HEAD_DIM)[:, None] + dims[None, :], acc, mask=there)
         tl.store(partial_largest + part, largest, mask=rows < GROUP)
         tl.store(partial_total + part, total, mask=rows < GROUP)
 
 
-@triton.jit(do_not_specialize=["kv_heads"])
+@triton.jit(do_not_specialize=["kv_heads", "splits"])
 def merge_kernel(
     out,  # as in decode_kernel, like all that follow
     partial,
@@ -256,9 +256,10 @@ def merge_kernel(
     context_lens,
     all_context,
     kv_heads,
+    splits,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     MIN_PIECE: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
@@ -268,15 +269,15 @@ def merge_kernel(
     if tl.load(query_starts + sequence + 1) - start != 1:
         return
     context_len = tl.load(context_lens + sequence)
-    piece = _piece(context_len, tl.load(all_context), kv_heads, SPLITS, MIN_PIECE, PROGRAMS)
+    piece = _piece(context_len, tl.load(all_context), kv_heads, splits, MIN_PIECE, PROGRAMS)
     if piece >= context_len:
         return
-    splits = tl.arange(0, SPLITS)
+    split = tl.arange(0, MAX_SPLITS)
     dims = tl.arange(0, BLOCK_D)
-    written = splits * piece < context_len
+    written = split * piece < context_len
     there = written[:, None] & (dims < HEAD_DIM)[None, :]
     row = sequence.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    part = row * SPLITS + splits
+    part = row * splits + split
     largest = tl.load(partial_largest + part, mask=written, other=float("-inf"))
     total = tl.load(partial_total + part, mask=written, other=0.0)
     acc = tl.load(partial + (part * HEAD_DIM)[:, None] + dims[None, :], mask=there, other=0.0)

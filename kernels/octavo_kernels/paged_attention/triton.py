@@ -137,18 +137,19 @@ def paged_attention(
     if prepared.decodes:
         splits = num_splits(sequences * kv_heads)
         partial = q.new_empty((sequences, q_heads, splits, head_dim), dtype=torch.float32)
-        largest, total = q.new_empty((2, sequences, q_heads, splits), dtype=torch.float32)
+        largest = q.new_empty((sequences, q_heads, splits), dtype=torch.float32)
+        total = torch.empty_like(largest)
         results = (out, partial, largest, total)
         launch(
             decode_kernel,
             (sequences, kv_heads, splits),
-            decode(shape, splits, target),
+            decode(shape, target),
             *(*results, *sources, prepared.decode_context, log2_scale, *strides),
         )
         launch(
             merge_kernel,
             (sequences, q_heads),
-            merge(shape, splits),
-            *(*results, *lengths, prepared.decode_context, kv_heads),
+            merge(shape),
+            *(*results, *lengths, prepared.decode_context, kv_heads, splits),
         )
     return out
