@@ -39,16 +39,18 @@ def _attend(
     """
     lanes = tl.arange(0, TILE_KV)
     dims = tl.arange(0, BLOCK_D)
+    block = tl.load(table + (begin + lanes) // BLOCK_SIZE, mask=begin + lanes < end, other=0)
     for first in range(begin, end, TILE_KV):
         positions = first + lanes
         # What lies behind the context may be NaN, and NaN times a weight of 0 is NaN: it must not be loaded.
         if MASKED:
-            block = tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
             loaded = (positions < end)[:, None] & (dims < HEAD_DIM)[None, :]
         else:
-            block = tl.load(table + positions // BLOCK_SIZE)
             loaded = None if HEAD_DIM == BLOCK_D else (dims < HEAD_DIM)[None, :]
         slot = block.to(tl.int64) * stride_block + (positions % BLOCK_SIZE) * stride_slot
+        # The next tile's blocks, in this iteration: keys and values that wait for a load of their own are not pipelined.
+        following = positions + TILE_KV
+        block = tl.load(table + following // BLOCK_SIZE, mask=following < end, other=0)
         k = tl.load(k_cache + slot[:, None] + dims[None, :], mask=loaded, other=None if loaded is None else 0.0)
         v = tl.load(v_cache + slot[:, None] + dims[None, :], mask=loaded, other=None if loaded is None else 0.0)
         if UPCAST:
@@ -132,7 +134,7 @@ def prefill_kernel(
     total = tl.zeros([ROWS], dtype=tl.float32)
     k_cache += head * HEAD_DIM
     v_cache += head * HEAD_DIM
-    table = tables + low.to(tl.int64) * stride_table
+    table = tables + low * stride_table.to(tl.int64)
     acc, largest, total = _attend(
         acc, largest, total, query, k_cache, v_cache, table, 0, seen_by_all, position,
         log2_scale, stride_block, stride_slot, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE_KV, False, UPCAST,
@@ -151,25 +153,25 @@ def _piece(
     context_len,
     all_context,  # of all decodes
     kv_heads,
-    SPLITS: tl.constexpr,
+    splits,
     MIN_PIECE: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
     """Positions in a piece of this context: as many as make PROGRAMS pieces of all contexts and heads together.
 
-    A multiple of MIN_PIECE, and so large that there are at most SPLITS pieces.
+    A multiple of MIN_PIECE, and so large that there are at most `splits` pieces.
     """
     even = tl.cdiv(all_context * kv_heads, PROGRAMS).to(tl.int32)
-    piece = tl.maximum(even, tl.cdiv(context_len, SPLITS))
+    piece = tl.maximum(even, tl.cdiv(context_len, splits))
     return tl.maximum(tl.cdiv(piece, MIN_PIECE), 1) * MIN_PIECE
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def decode_kernel(
     out,  # [tokens, q heads, HEAD_DIM]
-    partial,  # [sequences, q heads, SPLITS, HEAD_DIM] float32: `acc` of each piece
-    partial_largest,  # [sequences, q heads, SPLITS] float32
-    partial_total,  # [sequences, q heads, SPLITS] float32
+    partial,  # [sequences, q heads, splits, HEAD_DIM] float32: `acc` of each piece
+    partial_largest,  # [sequences, q heads, splits] float32
+    partial_total,  # [sequences, q heads, splits] float32
     q,  # [tokens, q heads, HEAD_DIM]
     k_cache,  # [blocks, BLOCK_SIZE, kv heads, HEAD_DIM]
     v_cache,
@@ -188,14 +190,13 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE_KV: tl.constexpr,
-    SPLITS: tl.constexpr,
     MIN_PIECE: tl.constexpr,
     PROGRAMS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     """The one token of a sequence against a piece of its context. Sequences of several tokens are left out.
 
-    Grid: (sequences, kv heads, SPLITS). Of a sequence in one piece this is the result; otherwise merge_kernel makes it.
+    Grid: (sequences, kv heads, splits). Of a sequence in one piece this is the result; otherwise merge_kernel makes it.
     """
     sequence = tl.program_id(0)
     head = tl.program_id(1)
@@ -204,8 +205,9 @@ def decode_kernel(
     if tl.load(query_starts + sequence + 1) - start != 1:
         return
     kv_heads = tl.num_programs(1)
+    splits = tl.num_programs(2)
     context_len = tl.load(context_lens + sequence)
-    piece = _piece(context_len, tl.load(all_context), kv_heads, SPLITS, MIN_PIECE, PROGRAMS)
+    piece = _piece(context_len, tl.load(all_context), kv_heads, splits, MIN_PIECE, PROGRAMS)
     begin = split * piece
     if split > 0 and begin >= context_len:
         return
@@ -219,7 +221,6 @@ def decode_kernel(
     if UPCAST:
         query = query.to(tl.float32)
     end = tl.minimum(begin + piece, context_len)
-    whole_tiles = begin + (end - begin) // TILE_KV * TILE_KV
 
     acc = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
     largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
@@ -227,13 +228,10 @@ def decode_kernel(
     last_seen = tl.zeros([ROWS], dtype=tl.int32) + (end - 1)
     k_cache += head * HEAD_DIM
     v_cache += head * HEAD_DIM
-    table = tables + sequence.to(tl.int64) * stride_table
+    table = tables + sequence * stride_table.to(tl.int64)
+    # Masked all the way: the arithmetic is idle anyway, and a second loop would wait for the first one's loads.
     acc, largest, total = _attend(
-        acc, largest, total, query, k_cache, v_cache, table, begin, whole_tiles, last_seen,
-        log2_scale, stride_block, stride_slot, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE_KV, False, UPCAST,
-    )  # fmt: skip
-    acc, largest, total = _attend(
-        acc, largest, total, query, k_cache, v_cache, table, whole_tiles, end, last_seen,
+        acc, largest, total, query, k_cache, v_cache, table, begin, end, last_seen,
         log2_scale, stride_block, stride_slot, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE_KV, True, UPCAST,
     )  # fmt: skip
     if piece >= context_len:
@@ -242,13 +240,13 @@ def decode_kernel(
         place = out + row * (kv_heads * GROUP * HEAD_DIM) + (q_head * HEAD_DIM)[:, None] + dims[None, :]
         tl.store(place, result.to(out.dtype.element_ty), mask=there)
     else:
-        part = (sequence.to(tl.int64) * (kv_heads * GROUP) + q_head) * SPLITS + split
+        part = (sequence.to(tl.int64) * (kv_heads * GROUP) + q_head) * splits + split
         tl.store(partial + (part * HEAD_DIM)[:, None] + dims[None, :], acc, mask=there)
         tl.store(partial_largest + part, largest, mask=rows < GROUP)
         tl.store(partial_total + part, total, mask=rows < GROUP)
 
 
-@triton.jit(do_not_specialize=["kv_heads"])
+@triton.jit(do_not_specialize=["kv_heads", "splits"])
 def merge_kernel(
     out,  # as in decode_kernel, like all that follow
     partial,
@@ -258,9 +256,10 @@ def merge_kernel(
     context_lens,
     all_context,
     kv_heads,
+    splits,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     MIN_PIECE: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
@@ -270,15 +269,15 @@ def merge_kernel(
     if tl.load(query_starts + sequence + 1) - start != 1:
         return
     context_len = tl.load(context_lens + sequence)
-    piece = _piece(context_len, tl.load(all_context), kv_heads, SPLITS, MIN_PIECE, PROGRAMS)
+    piece = _piece(context_len, tl.load(all_context), kv_heads, splits, MIN_PIECE, PROGRAMS)
     if piece >= context_len:
         return
-    splits = tl.arange(0, SPLITS)
+    split = tl.arange(0, MAX_SPLITS)
     dims = tl.arange(0, BLOCK_D)
-    written = splits * piece < context_len
+    written = split * piece < context_len
     there = written[:, None] & (dims < HEAD_DIM)[None, :]
     row = sequence.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    part = row * SPLITS + splits
+    part = row * splits + split
     largest = tl.load(partial_largest + part, mask=written, other=float("-inf"))
     total = tl.load(partial_total + part, mask=written, other=0.0)
     acc = tl.load(partial + (part * HEAD_DIM)[:, None] + dims[None, :], mask=there, other=0.0)

@@ -22,7 +22,6 @@ __all__ = ["DeviceBatch", "paged_attention", "prepare", "prepare_rows", "shipped
 _DTYPES = ("float16", "bfloat16")
 _HEAD_DIMS = (64, 80, 96, 128, 256)
 _MAX_GROUP = 64  # query heads of a kv head: rows of the smallest prefill tile
-_MIN_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +49,15 @@ class DeviceBatch:
     decode_context: torch.Tensor
 
 
-def unsupported(capability: tuple[int, int], dtype: str, kv_dtype: str, head_dim: int, group: int) -> str | None:
-    """Why these kernels cannot run a model on a GPU; None when they can.
+def unsupported(dtype: str, kv_dtype: str, head_dim: int, group: int) -> str | None:
+    """Why these kernels cannot run a model; None when they can.
 
     Args:
-        capability: Compute capability, major and minor.
         dtype: Of queries and activations, as torch names it.
         kv_dtype: Of the cache.
         head_dim: Width of a head.
         group: Query heads per kv head.
     """
-    if capability < _MIN_CAPABILITY:
-        return (
-            f"the GPU has compute capability {capability[0]}.{capability[1]}, and the Triton kernels want 8.0 or later"
-        )
     if dtype not in _DTYPES:
         return f"the dtype is {dtype}, and the Triton kernels compute in {' or '.join(_DTYPES)}"
     if kv_dtype != dtype:
@@ -156,18 +150,19 @@ def paged_attention(
     if prepared.decodes:
         splits = num_splits(sequences * kv_heads)
         partial = q.new_empty((sequences, q_heads, splits, head_dim), dtype=torch.float32)
-        largest, total = q.new_empty((2, sequences, q_heads, splits), dtype=torch.float32)
+        largest = q.new_empty((sequences, q_heads, splits), dtype=torch.float32)
+        total = torch.empty_like(largest)
         results = (out, partial, largest, total)
         launch(
             decode_kernel,
             (sequences, kv_heads, splits),
-            decode(shape, splits, target),
+            decode(shape, target),
             *(*results, *sources, prepared.decode_context, log2_scale, *strides),
         )
         launch(
             merge_kernel,
             (sequences, q_heads),
-            merge(shape, splits),
-            *(*results, *lengths, prepared.decode_context, kv_heads),
+            merge(shape),
+            *(*results, *lengths, prepared.decode_context, kv_heads, splits),
         )
     return out
