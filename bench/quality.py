@@ -1,7 +1,7 @@
 """What do quantised weights cost in quality? `make bench-quality`.
 
 A model reads this repository's licence and its decision records in windows of 512 tokens: once with its weights as they
-are stored, once quantised. At each token both say what comes next. Perplexity is over the token that does come
+are stored, once rounded to eight bits, and once in the four bits of the GGUF file that it comes as. At each token both say what comes next. Perplexity is over the token that does come
 (teacher-forced); greedy agreement is how often both would have picked the same.
 """
 
@@ -31,18 +31,24 @@ def main() -> None:
     """Reads the texts twice and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model's directory (default: SmolLM2-135M-Instruct)")
-    model = parser.parse_args().model or find_model()
+    asked = parser.parse_args().model
+    model = asked or find_model()
     texts = {
         "licence": _windows(model, [_REPOSITORY / "LICENSE"]),
         "records": _windows(model, sorted((_REPOSITORY / "docs" / "adr").glob("0*.md"))),
     }
     stored, stored_bytes, _ = _read(model, "none", texts)
-    quantised, quantised_bytes, kernels = _read(model, "w8a16", texts)
-    figures = {"w8a16_bytes_saved": 1 - quantised_bytes / stored_bytes, **_compared("", stored, quantised)}
-    for name, windows in texts.items():
-        tokens = len(windows) * (_WINDOW - 1)
-        figures |= _compared(f"{name}_", stored[:tokens], quantised[:tokens])
-        stored, quantised = stored[tokens:], quantised[tokens:]
+    figures: dict[str, float] = {}
+    # The other directory holds the four bits of the GGUF file that both come from.
+    for mode, directory in ({"w8a16": model} | ({} if asked else {"w4a16": find_model(keep=True)})).items():
+        quantised, quantised_bytes, kernels = _read(directory, mode, texts)
+        figures[f"{mode}_bytes_saved"] = 1 - quantised_bytes / stored_bytes
+        figures |= _compared("", mode, stored, quantised)
+        first = 0
+        for name, windows in texts.items():
+            part = slice(first, first + len(windows) * (_WINDOW - 1))
+            figures |= _compared(f"{name}_", mode, stored[part], quantised[part])
+            first = part.stop
     report("quality", figures, _LIMITS, model=model.name, kernels=kernels)
 
 
@@ -75,14 +81,14 @@ def _said(executor: TorchExecutor, tokens: list[int]) -> torch.Tensor:
     return torch.stack((losses.double(), logits.argmax(-1).double()), dim=1)
 
 
-def _compared(prefix: str, stored: torch.Tensor, quantised: torch.Tensor) -> dict[str, float]:
+def _compared(prefix: str, mode: str, stored: torch.Tensor, quantised: torch.Tensor) -> dict[str, float]:
     rise = quantised[:, 0] - stored[:, 0]
     return {
         f"{prefix}tokens": rise.numel(),
         f"{prefix}none_perplexity": math.exp(float(stored[:, 0].mean())),
-        f"{prefix}w8a16_perplexity_rise": math.exp(float(rise.mean())) - 1,
-        f"{prefix}w8a16_perplexity_rise_error": float(rise.std()) / math.sqrt(rise.numel()),  # one standard error
-        f"{prefix}w8a16_greedy_agreement": float((stored[:, 1] == quantised[:, 1]).double().mean()),
+        f"{prefix}{mode}_perplexity_rise": math.exp(float(rise.mean())) - 1,
+        f"{prefix}{mode}_perplexity_rise_error": float(rise.std()) / math.sqrt(rise.numel()),  # one standard error
+        f"{prefix}{mode}_greedy_agreement": float((stored[:, 1] == quantised[:, 1]).double().mean()),
     }
 
 

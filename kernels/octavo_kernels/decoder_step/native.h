@@ -5,7 +5,7 @@
 //                  norm ─► gate, up ─► activation ─► down ─► + residual
 //     wanted rows: norm ─► head ─► logits
 //
-// Everything is float32 but weights, embedding and KV cache, which have their own types.
+// Everything is float32 but weights, embedding and KV cache, which have their own types, each layer those it was stored in.
 #pragma once
 
 #include <stdlib.h>
@@ -42,6 +42,15 @@ inline void embed(Threads& threads, const Model& m, const Batch& b, float* resid
   });
 }
 
+// The same of a weight in groups.
+template <class Bits>
+inline void embed_groups(Threads& threads, const Model& m, const Batch& b, float* residual) {
+  const void* weight = m.embedding ? m.embedding : m.head.weight;
+  each_row(threads, b.tokens, m.hidden, [&](int64_t row) {
+    groups_row<Bits>(weight, m.hidden, b.token_ids[row], residual + row * m.hidden);
+  });
+}
+
 template <class T>
 inline void rotary_rows(Threads& threads, const Attention& s, const Batch& b, const Layer& layer, float eps,
                         const float* cos, const float* sin, float* qkv) {
@@ -62,11 +71,15 @@ inline void rotary_rows(Threads& threads, const Attention& s, const Batch& b, co
   }
 }
 
-// Calls body for each shape of linear layer: the layers of a model are alike.
+// Calls body for each linear layer: the layers of a model have one shape, but a weight may have another type in each.
 template <class Body>
 inline void each_linear(const Model& m, const Body& body) {
-  const Linear* const all[] = {&m.layers->qkv, &m.layers->output, &m.layers->gate_up, &m.layers->down, &m.head};
-  for (const Linear* l : all) body(*l);
+  for (int64_t i = 0; i < m.layer_count; i++) {
+    const Layer& layer = m.layers[i];
+    const Linear* const all[] = {&layer.qkv, &layer.output, &layer.gate_up, &layer.down};
+    for (const Linear* l : all) body(*l);
+  }
+  body(m.head);
 }
 
 inline int64_t step_scratch(const Model& m, const Batch& b) {
@@ -132,6 +145,8 @@ inline void decoder_step(Threads& threads, const Model& m, const Batch& b, float
   switch (m.embedding_type) {
     case kBFloat16: embed<BFloat16>(threads, m, b, room.residual); break;
     case kFloat16: embed<Half>(threads, m, b, room.residual); break;
+    case kGroups4: embed_groups<FourBits>(threads, m, b, room.residual); break;
+    case kGroups8: embed_groups<EightBits>(threads, m, b, room.residual); break;
     default: embed<float>(threads, m, b, room.residual);
   }
   for (int64_t i = 0; i < m.layer_count; i++) {

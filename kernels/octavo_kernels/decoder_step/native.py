@@ -73,7 +73,7 @@ class DecoderStep:
         layers: Their weights.
         norm: [hidden], float32: of the last norm.
         head: To the vocabulary.
-        embedding: [vocabulary, hidden]; None: the head's weight, which is not quantised then.
+        embedding: [vocabulary, hidden], or packed in groups; None: the head's weight, as it was stored.
         cos: [positions, head_dim], float32.
         sin: The same.
         kv_cache: [layers, 2, blocks, block size, kv heads, head_dim]. Within a block the library has an order of its
@@ -89,15 +89,19 @@ class DecoderStep:
         *,
         norm: torch.Tensor,
         head: PackedLinear,
-        embedding: torch.Tensor | None,
+        embedding: torch.Tensor | PackedLinear | None,
         cos: torch.Tensor,
         sin: torch.Tensor,
         kv_cache: torch.Tensor,
         num_heads: int,
         eps: float,
     ) -> None:
-        embedding_type = head.panels.dtype if embedding is None else embedding.dtype
-        assert embedding_type.is_floating_point, "an embedding is as it is stored"
+        rows = embedding.panels if isinstance(embedding, PackedLinear) else embedding
+        if isinstance(embedding, torch.Tensor):
+            embedding_type = abi.TYPES[str(embedding.dtype)]
+        else:
+            embedding_type = (embedding or head).type
+        assert embedding_type not in {abi.TYPES["torch.int8"], abi.QUADS}, "an embedding is as it is stored"
         self._context = context
         self._vocab_size = head.out
         structs = (abi.Layer * len(layers))(*(layer.struct(kv) for layer, kv in zip(layers, kv_cache, strict=True)))
@@ -111,8 +115,8 @@ class DecoderStep:
             layers=structs,
             norm=norm.data_ptr(),
             head=head.struct(),
-            embedding=None if embedding is None else embedding.data_ptr(),
-            embedding_type=abi.TYPES[str(embedding_type)],
+            embedding=None if rows is None else rows.data_ptr(),
+            embedding_type=embedding_type,
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
         )

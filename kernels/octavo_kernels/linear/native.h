@@ -8,9 +8,10 @@
 // So a panel is read from its first byte to its last, which is all that counts for one row: then the weight's way from
 // memory is the time that it takes. For many rows a panel in a narrow type is widened once, into a cache, before they
 // all go through it. Weights stay in the type that they were stored in, or are int8 with a scale for each output, which
-// the sums are multiplied by; sums are float32. Where there are instructions for int8, quads.h has another form.
+// the sums are multiplied by; sums are float32. Where there are instructions for int8, quads.h has another form. Weights that are stored in groups are in groups.h.
 #pragma once
 
+#include "groups.h"
 #include "quads.h"
 
 namespace octavo {
@@ -78,7 +79,14 @@ inline void linear_typed(Threads& threads, const Linear& l, const float* x, int6
 }
 
 // Numbers that `linear` needs beside what it reads and writes.
-inline int64_t linear_room(const Linear& l, int64_t rows) { return l.type == kInt8Quads ? quads_room(l, rows) : 0; }
+inline int64_t linear_room(const Linear& l, int64_t rows) {
+  switch (l.type) {
+    case kInt8Quads: return quads_room(l, rows);
+    case kGroups4:
+    case kGroups8: return groups_room(l, rows);
+    default: return 0;
+  }
+}
 
 // x: `rows` rows, each x_stride behind the last. memory: `linear_room` numbers.
 inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y, int64_t rows,
@@ -88,6 +96,8 @@ inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_
     case kFloat16: return linear_typed<Half>(threads, l, x, x_stride, y, rows);
     case kInt8: return linear_typed<Int8>(threads, l, x, x_stride, y, rows);
     case kInt8Quads: return quads_linear(threads, l, x, x_stride, y, rows, memory);
+    case kGroups4: return groups_linear<FourBits>(threads, l, x, x_stride, y, rows, memory);
+    case kGroups8: return groups_linear<EightBits>(threads, l, x, x_stride, y, rows, memory);
     default: return linear_typed<float>(threads, l, x, x_stride, y, rows);
   }
 }

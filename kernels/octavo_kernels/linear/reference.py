@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["dequantised", "linear", "quantised"]
+__all__ = ["dequantised", "from_groups", "linear", "quantised"]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -40,3 +40,23 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def dequantised(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """What `quantised` made of a weight, in float32 again."""
     return weight.float() * scales[:, None]
+
+
+def from_groups(quants: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None) -> torch.Tensor:
+    """The weight that is stored in groups of 32 inputs.
+
+    Args:
+        quants: [out, in], int8; or with minima [out, in / 2], uint8: byte i of a group of 16 holds the input i in its
+            lower four bits and the input i + 16 in its upper ones, as GGUF's Q4_0 and Q4_1 do.
+        scales: [out, in / 32], float16.
+        minima: The same, or None.
+
+    Returns:
+        [out, in], float32: scale * quant + minimum, where the sum alone is rounded.
+    """
+    out, groups = scales.shape
+    if minima is None:
+        return (quants.view(out, groups, -1).float() * scales.float()[..., None]).view(out, -1)
+    packed = quants.view(out, groups, -1)
+    steps = torch.cat((packed & 15, packed >> 4), dim=2).float()
+    return (steps * scales.float()[..., None] + minima.float()[..., None]).view(out, -1)

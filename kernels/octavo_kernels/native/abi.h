@@ -5,10 +5,18 @@
 
 namespace octavo {
 
-// The last two are of weights alone.
-enum Type : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt8Quads = 4 };
+// From kInt8 on they are of weights alone.
+enum Type : int64_t {
+  kFloat32 = 0,
+  kBFloat16 = 1,
+  kFloat16 = 2,
+  kInt8 = 3,
+  kInt8Quads = 4,
+  kGroups4 = 5,  // in groups with scales of their own: linear/groups.h
+  kGroups8 = 6,
+};
 
-// A weight in panels of 16 columns; linear/native.h draws it, and linear/quads.h that in quads.
+// A weight in panels of 16 columns; linear/native.h draws it, linear/quads.h and linear/groups.h their own forms.
 struct Linear {
   const void* weight;
   const float* bias;  // or null
@@ -41,7 +49,7 @@ struct Model {
   const Layer* layers;
   const float* norm;
   Linear head;
-  const void* embedding;  // [vocabulary, hidden], or null: the head's weight
+  const void* embedding;  // [vocabulary, hidden], in groups as a weight; or null: the head's weight
   int64_t embedding_type;
   const float* cos;  // [positions, head_dim]
   const float* sin;

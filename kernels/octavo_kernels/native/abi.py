@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 
-__all__ = ["QUADS", "TYPES", "Attention", "Batch", "Layer", "Linear", "Model", "declare"]
+__all__ = ["GROUPS", "QUADS", "TYPES", "Attention", "Batch", "Layer", "Linear", "Model", "declare"]
 
 TYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2, "torch.int8": 3}
 """The types that weights and the KV cache can have, int8 weights alone, as the library numbers them. Nothing here
@@ -13,6 +13,9 @@ imports torch."""
 
 QUADS = 4
 """The type of int8 weights in quads (linear/quads.h)."""
+
+GROUPS = {4: 5, 8: 6}
+"""The types of weights in groups (linear/groups.h), by bits."""
 
 
 class Linear(ctypes.Structure):

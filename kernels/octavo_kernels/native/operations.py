@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from octavo_kernels.linear.packing import pack_linear, pack_quantised
+from octavo_kernels.linear.packing import PackedLinear, pack_groups, pack_linear, pack_quantised
 from octavo_kernels.native import Context, abi
 from octavo_kernels.paged_attention.batch import PagedBatch
 from octavo_kernels.paged_attention.native import NativeBatch, attention_struct
@@ -53,7 +53,22 @@ class Operations:
     ) -> torch.Tensor:
         """As the reference, with the weight quantised if that is asked for; added to `onto`, in place, if there is one."""
         packed = pack_quantised(weight, bias, quads=self._context.quads) if quantised else pack_linear(weight, bias)
-        y = torch.full((x.shape[0], weight.shape[0]), torch.nan) if onto is None else onto
+        return self._linear(x, packed, onto)
+
+    def linear_of_groups(
+        self,
+        x: torch.Tensor,
+        quants: torch.Tensor,
+        scales: torch.Tensor,
+        minima: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        onto: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As the reference, with the weight of `from_groups`; added to `onto`, in place, if there is one."""
+        return self._linear(x, pack_groups(quants, scales, minima, bias), onto)
+
+    def _linear(self, x: torch.Tensor, packed: PackedLinear, onto: torch.Tensor | None) -> torch.Tensor:
+        y = torch.full((x.shape[0], packed.out), torch.nan) if onto is None else onto
         arguments = (ctypes.byref(packed.struct()), x.data_ptr(), y.data_ptr(), x.shape[0], onto is not None)
         assert self._library.octavo_linear(self._handle, *arguments)
         return y

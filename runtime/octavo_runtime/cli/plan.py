@@ -40,9 +40,9 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     "--quantization",
     cls=SectionedOption,
     section="Model",
-    type=click.Choice(["none", "w8a16"]),
+    type=click.Choice(["none", "w8a16", "w4a16"]),
     default="none",
-    help="Of weights, while they are loaded. w8a16: eight bits, on a CPU alone.",
+    help="Of weights, as octavo serve takes it; on a CPU alone. none: as stored.",
 )
 @click.option(
     "--max-model-len",
@@ -175,7 +175,9 @@ def _readable(result: ModelPlan) -> str:
 
 
 def _weights(result: ModelPlan) -> str:
-    return result.dtype if result.quantization == "none" else f"{result.quantization}, embedding as stored,"
+    if result.quantization == "w8a16":
+        return "w8a16, embedding as stored,"
+    return result.dtype if result.quantization == "none" else result.quantization
 
 
 def _size(count: int) -> str:

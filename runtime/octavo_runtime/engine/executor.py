@@ -31,12 +31,12 @@ from octavo_runtime.loading.plan import (
     DEFAULT_CPU_KV_MEMORY,
     KVSize,
     check_growth,
-    check_quantization,
     kv_block_bytes,
     quantised_bytes,
     resolve_device,
     resolve_dtype,
     resolve_kv_dtype,
+    resolve_quantization,
     size_kv,
     storage_dtype,
     weight_bytes,
@@ -159,8 +159,8 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     device = _device(config)
     config = replace(config, device=device.type)
     check_growth(config)
-    check_quantization(config)
-    stored = {checkpoint[slot.source].dtype for slot in weights.slots}
+    config = replace(config, quantization=resolve_quantization(config, spec))
+    stored = weights.stored_dtypes(checkpoint)
     dtype = resolve_dtype(config.dtype, device.type, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
     if device.type == "cuda":
@@ -171,8 +171,9 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     native = open_native(spec, set_threads(), config.quantization) if device.type == "cpu" else None
     stored_dtype = storage_dtype(dtype, stored) if native else dtype
     weights_bytes = weight_bytes(weights, stored_dtype)
-    require_room_for_weights(weights_bytes, stored_dtype, device)  # they are quantised when they have been read
-    if config.quantization != "none":
+    read_as = config.quantization if config.quantization == "w4a16" else stored_dtype  # w8a16 is made of what was read
+    require_room_for_weights(weights_bytes, read_as, device)
+    if config.quantization == "w8a16":
         weights_bytes = quantised_bytes(weights, stored_dtype)
     report = progress or (lambda _stage, _done, _total: None)
     parameters = load_weights(
@@ -193,7 +194,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
             dtype=getattr(torch, kv_dtype),
             device=device,
         )
-        quantise = config.quantization != "none"
+        quantise = config.quantization == "w8a16"
         build = functools.partial(NativeDecoder, native, quantise=quantise) if native else Decoder
         decoder = build(
             spec, parameters, kv_cache=pool.device, vocab_size=tokens.vocab_size, max_model_len=size.max_model_len

@@ -1,6 +1,6 @@
 """GGUF file to a Hugging Face directory: configuration, tokenizer and safetensors weights. Imports no torch.
 
-Tensors are dequantised and written one at a time, so that the memory needed is that of the largest. The directory
+Tensors are dequantised, or kept as they are, and written one at a time, so that the memory needed is that of the largest. The directory
 appears under its name only when it is whole.
 """
 
@@ -11,17 +11,18 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from gguf import GGUFReader, dequantize
 
-from octavo_runtime.errors import BadFlags, BadWeights, ModelNotFound, UnsupportedModel
-from octavo_runtime.loading.checkpoint import TensorEntry
+from octavo_runtime.errors import BadFlags, BadWeights, ModelNotFound, StartError, UnsupportedModel
+from octavo_runtime.loading.checkpoint import DTYPE_BYTES, TensorEntry
+from octavo_runtime.loading.gguf_groups import FOUR_BITS, Stored, stored_as_they_are
 from octavo_runtime.loading.gguf_tokenizer import tokenizer_files
-from octavo_runtime.loading.spec import decoder_spec
+from octavo_runtime.loading.spec import QUANTIZATION_CONFIG, decoder_spec
 from octavo_runtime.loading.weight_map import weight_map
 
 __all__ = ["convert_gguf"]
@@ -50,6 +51,7 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_SAFETENSORS = {"bfloat16": "BF16", "float32": "F32"}
 _ROPE_FREQS = "rope_freqs.weight"
 
 
@@ -58,6 +60,7 @@ def convert_gguf(
     target: Path,
     *,
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
+    keep: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Converts `source` and publishes the result as the directory `target`.
@@ -66,12 +69,13 @@ def convert_gguf(
         source: A GGUF file of a Llama, Qwen2 or Qwen3 model.
         target: Directory to make; it must not exist yet, or be empty.
         dtype: Of the weights written.
+        keep: Write them as they are stored instead (w4a16): quantised ones in groups, floats in their own type.
         progress: Called with bytes written and bytes in all.
 
     Raises:
         ModelNotFound: There is no such file.
         BadFlags: The target exists and is not empty.
-        UnsupportedModel: An architecture, tokenizer or quantisation that cannot be converted.
+        UnsupportedModel: An architecture, tokenizer or quantisation that cannot be converted, or kept.
         BadWeights: The file is damaged, or a tensor is missing or not finite.
     """
     if not source.is_file():
@@ -85,24 +89,37 @@ def convert_gguf(
     fields = {name: field.contents() for name, field in reader.fields.items()}
     tensors = {_name(tensor.name): tensor for tensor in reader.tensors if tensor.name != _ROPE_FREQS}
     config = _config(fields, {tensor.name: tensor for tensor in reader.tensors}, dtype)
+    if keep:
+        config |= {"torch_dtype": "float32", "quantization_config": QUANTIZATION_CONFIG}
     spec = decoder_spec(config, source=str(source))
     shapes = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in tensors.items()}
-    weight_map(spec, {name: TensorEntry(source, "F32", shape) for name, shape in shapes.items()})
+    if keep and not any(tensor.tensor_type in FOUR_BITS for tensor in tensors.values()):
+        raise UnsupportedModel(
+            f"{source} has no tensor in Q4_0 or Q4_1, so there are no groups of four bits to keep",
+            hint="Leave --quantization out, which turns all weights into floating point.",
+        )
     tokenizer, tokenizer_config = tokenizer_files(fields)
     heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads} if fields["general.architecture"] == "llama" else {}
 
-    def values() -> Iterator[np.ndarray]:
-        for name, tensor in tensors.items():
-            try:
-                value = dequantize(tensor.data, tensor.tensor_type).reshape(shapes[name])
-            except NotImplementedError as error:
-                raise UnsupportedModel(
-                    f"{source}: {tensor.name} is quantised as {tensor.tensor_type.name}, which cannot be read"
-                ) from error
-            if not np.isfinite(value).all():
-                raise BadWeights(f"{source}: {tensor.name} has values that are not finite")
-            count = next((heads[part] for part in heads if part in name), None)
-            yield value if count is None else _halves(value, count)
+    def parts(name: str) -> dict[str, Stored]:
+        """What is written of a tensor."""
+        tensor = tensors[name]
+        try:
+            stored = (
+                stored_as_they_are(tensor, name, shapes[name]) if keep else {name: _floats(tensor, shapes[name], dtype)}
+            )
+        except StartError as error:
+            raise type(error)(f"{source}: {error}", hint=error.hint) from error
+        count = next((heads[part] for part in heads if part in name), None)
+        return (
+            stored if count is None else {key: (kind, _halves(value, count)) for key, (kind, value) in stored.items()}
+        )
+
+    if keep:
+        entries = {key: (kind, value.shape) for name in tensors for key, (kind, value) in parts(name).items()}
+    else:
+        entries = {name: (_SAFETENSORS[dtype], shape) for name, shape in shapes.items()}
+    weight_map(spec, {name: TensorEntry(source, *entry) for name, entry in entries.items()})
 
     def fill(directory: Path) -> None:
         for file, content in (
@@ -113,7 +130,8 @@ def convert_gguf(
         ):
             (directory / file).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         with (directory / "model.safetensors").open("wb") as weights:
-            _write_safetensors(weights, shapes, values(), dtype, progress or (lambda _done, _total: None))
+            values = (value for name in tensors for _, value in parts(name).values())
+            _write_safetensors(weights, entries, values, progress or (lambda _done, _total: None))
 
     _publish(target, fill)
 
@@ -226,26 +244,37 @@ def _halves(value: np.ndarray, heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(value.shape)
 
 
+def _floats(tensor: Any, shape: tuple[int, ...], dtype: str) -> Stored:
+    """A tensor's numbers, dequantised."""
+    try:
+        value = dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+    except NotImplementedError as error:
+        raise UnsupportedModel(
+            f"{tensor.name} is quantised as {tensor.tensor_type.name}, which cannot be read"
+        ) from error
+    if not np.isfinite(value).all():
+        raise BadWeights(f"{tensor.name} has values that are not finite")
+    return _SAFETENSORS[dtype], _to_bfloat16(value) if dtype == "bfloat16" else value.astype("<f4", copy=False)
+
+
 def _write_safetensors(
     file: BinaryIO,
-    shapes: dict[str, tuple[int, ...]],
+    entries: dict[str, tuple[str, tuple[int, ...]]],
     values: Iterable[np.ndarray],
-    dtype: str,
     progress: Callable[[int, int], None],
 ) -> None:
     """Writes the header, then one tensor after the other: safetensors' own writer wants them all at once."""
-    item = 2 if dtype == "bfloat16" else 4
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * item
-        header[name] = {"dtype": "BF16" if item == 2 else "F32", "shape": shape, "data_offsets": [start, end]}
+    for name, (dtype, shape) in entries.items():
+        start, end = end, end + math.prod(shape) * DTYPE_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     done = 0
     for value in values:
-        done += file.write((_to_bfloat16(value) if item == 2 else value.astype("<f4", copy=False)).tobytes())
+        done += file.write(value.tobytes())
         progress(done, end)
 
 

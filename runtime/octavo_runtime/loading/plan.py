@@ -21,13 +21,13 @@ __all__ = [
     "ModelPlan",
     "activation_bytes",
     "check_growth",
-    "check_quantization",
     "kv_block_bytes",
     "plan_model",
     "quantised_bytes",
     "resolve_device",
     "resolve_dtype",
     "resolve_kv_dtype",
+    "resolve_quantization",
     "size_kv",
     "storage_dtype",
     "weight_bytes",
@@ -134,8 +134,8 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
     device = resolve_device(config.device, cuda_available=gpu_memory is not None or Path("/dev/nvidiactl").exists())
     config = replace(config, device=device)
     check_growth(config)
-    check_quantization(config)
-    stored = {checkpoint[slot.source].dtype for slot in weights.slots}
+    config = replace(config, quantization=resolve_quantization(config, spec))
+    stored = weights.stored_dtypes(checkpoint)
     dtype = resolve_dtype(config.dtype, device, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
     activations = None if gpu_memory is None else activation_bytes(spec, config, dtype)
@@ -145,7 +145,6 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
     elif memory is None and device == "cpu":
         memory = DEFAULT_CPU_KV_MEMORY
     size = None if memory is None else size_kv(spec, config, kv_dtype, memory)
-    quantised = config.quantization != "none"
     kv_tokens = None if size is None else size.num_blocks * config.block_size
     return ModelPlan(
         architecture=spec.architecture,
@@ -160,7 +159,7 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
         kv_cache_dtype=kv_dtype,
         block_size=config.block_size,
         weights_bytes=quantised_bytes(weights, storage_dtype(dtype, stored))
-        if quantised
+        if config.quantization == "w8a16"
         else weight_bytes(weights, dtype),
         gpu_memory_bytes=gpu_memory,
         activations_bytes=activations,
@@ -216,8 +215,8 @@ def resolve_kv_dtype(config: EngineConfig, dtype: str) -> str:
 
 
 def weight_bytes(weights: WeightMap, dtype: str) -> int:
-    """Bytes of the parameters in this dtype."""
-    return weights.num_elements * _ITEM_BYTES[dtype]
+    """Bytes of the parameters: in this dtype, but for weights in groups."""
+    return weights.num_elements * _ITEM_BYTES[dtype] + weights.group_bytes
 
 
 def quantised_bytes(weights: WeightMap, dtype: str) -> int:
@@ -236,20 +235,35 @@ def quantised_bytes(weights: WeightMap, dtype: str) -> int:
     return in_linear + 8 * sum(outputs for outputs, _ in linear) + others * _ITEM_BYTES[dtype]
 
 
-def check_quantization(config: EngineConfig) -> None:
-    """Checks that weights can be quantised where they are to lie.
+def resolve_quantization(config: EngineConfig, spec: DecoderSpec) -> str:
+    """How the weights are to lie in memory: as the configuration says, where `none` takes them as they are stored.
 
     Args:
         config: With the device resolved.
+        spec: The model.
 
     Raises:
-        BadFlags: They lie on a GPU.
+        BadFlags: The checkpoint stores them in another way, or they lie on a GPU.
     """
-    if config.quantization != "none" and config.device != "cpu":
+    asked, stored = config.quantization, spec.quantization
+    if stored is not None and asked not in {"none", stored}:
         raise BadFlags(
-            f"--quantization {config.quantization} runs on a CPU alone, and the device is {config.device}",
-            hint="Leave --quantization out, or use --device cpu.",
+            f"--quantization {asked}, but the model directory holds weights in {stored}, which are not rounded again",
+            hint="Leave --quantization out, or convert the GGUF file without --quantization keep.",
         )
+    if asked == "w4a16" and stored is None:
+        raise BadFlags(
+            "--quantization w4a16, but the model directory does not hold weights in groups of four bits",
+            hint="Make one with `octavo convert --quantization keep FILE.gguf OUT_DIR`, or leave --quantization out.",
+        )
+    resolved = stored or asked
+    if resolved != "none" and config.device != "cpu":
+        raise BadFlags(
+            f"--quantization {resolved} runs on a CPU alone, and the device is {config.device}",
+            hint="Use --device cpu, or "
+            + ("leave --quantization out." if stored is None else "convert the GGUF file without --quantization keep."),
+        )
+    return resolved
 
 
 def check_growth(config: EngineConfig) -> None:

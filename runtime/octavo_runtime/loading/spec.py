@@ -16,9 +16,21 @@ from typing import Any, Literal, NoReturn
 
 from octavo_runtime.errors import ModelNotFound, StartError, UnsupportedModel
 
-__all__ = ["DecoderSpec", "RopeKind", "RopeSpec", "decoder_spec", "read_json", "read_spec", "token_ids"]
+__all__ = [
+    "QUANTIZATION_CONFIG",
+    "DecoderSpec",
+    "RopeKind",
+    "RopeSpec",
+    "decoder_spec",
+    "read_json",
+    "read_spec",
+    "token_ids",
+]
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
+
+QUANTIZATION_CONFIG = {"quant_method": "octavo", "format": "w4a16", "group_size": 32}
+"""What config.json says of weights in groups (loading/weight_map.py has their form)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,8 @@ class DecoderSpec:
             nothing. What the checkpoint holds decides.
         dtype: What the configuration says the weights are stored in; None when it does not.
         eos_token_ids: End-of-sequence tokens that config.json names.
+        quantization: w4a16 where the weights are stored in groups, as `octavo convert --quantization keep` leaves
+            them; None otherwise.
     """
 
     architecture: str
@@ -96,6 +110,7 @@ class DecoderSpec:
     tie_word_embeddings: bool | None
     dtype: str | None
     eos_token_ids: tuple[int, ...]
+    quantization: Literal["w4a16"] | None = None
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -174,9 +189,6 @@ def decoder_spec(config: dict[str, Any], source: str = "config.json") -> Decoder
     """
     fields = _Fields(config, source)
     architecture, family = _family(fields)
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        fields.refuse("quantization_config", f"quantised weights ({method}) are not supported yet")
     if fields.text("hidden_act", "silu") not in {"silu", "swish"}:
         fields.refuse("hidden_act", f"{config['hidden_act']!r} is not supported, only 'silu'")
 
@@ -224,7 +236,25 @@ def decoder_spec(config: dict[str, Any], source: str = "config.json") -> Decoder
         tie_word_embeddings=config.get("tie_word_embeddings"),
         dtype=config.get("dtype") or config.get("torch_dtype"),
         eos_token_ids=token_ids(config.get("eos_token_id")),
+        quantization=_quantization(fields),
     )
+
+
+def _quantization(fields: _Fields) -> Literal["w4a16"] | None:
+    """What `quantization_config` says that the weights are stored as; only our own converter's form is known."""
+    stored = fields.config.get("quantization_config")
+    if not stored:
+        return None
+    if stored != QUANTIZATION_CONFIG:
+        method = stored.get("quant_method", "unknown") if isinstance(stored, dict) else stored
+        known = QUANTIZATION_CONFIG["quant_method"]
+        fields.refuse(
+            "quantization_config",
+            f"this form of {known}'s groups is of another version: convert the model again"
+            if method == known
+            else f"quantised weights ({method}) are not supported yet",
+        )
+    return "w4a16"
 
 
 def token_ids(value: Any) -> tuple[int, ...]:

@@ -19,6 +19,9 @@ from octavo_runtime.loading.weight_map import Slot, WeightMap
 
 __all__ = ["load_weights"]
 
+# By safetensors' names.
+_FIXED = {"U8": torch.uint8, "I8": torch.int8, "F16": torch.float16}
+
 
 def load_weights(
     checkpoint: dict[str, TensorEntry],
@@ -34,16 +37,20 @@ def load_weights(
         checkpoint: Name to entry, from `open_checkpoint`.
         weights: What goes where, from `weight_map`.
         device: Of the parameters.
-        dtype: Of the parameters.
+        dtype: Of the parameters, but for weights in groups.
         progress: Called with bytes read and bytes in all.
 
     Returns:
-        Parameter name to tensor; "head" is the embedding itself when they are tied.
+        Parameter name to tensor; "head" is the embedding itself when they are tied. One in groups has parts instead,
+        which are the embedding's alone when they are tied.
 
     Raises:
         BadWeights: A file could not be read.
     """
-    parameters = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in weights.shapes.items()}
+    parameters = {
+        name: torch.empty(shape, dtype=_FIXED[weights.fixed[name]] if name in weights.fixed else dtype, device=device)
+        for name, shape in weights.shapes.items()
+    }
     by_file: dict[Path, list[Slot]] = {}
     for slot in weights.slots:
         by_file.setdefault(checkpoint[slot.source].file, []).append(slot)
@@ -61,8 +68,10 @@ def load_weights(
         except (SafetensorError, OSError) as error:
             raise BadWeights(f"{path} cannot be read: {error}", hint="Download the file again.") from error
     if weights.tied:
-        parameters["head"] = parameters["embedding"]
-    elif torch.equal(parameters["head"], parameters["embedding"]):
+        parameters |= {
+            name.replace("embedding", "head"): parameters[name] for name in weights.shapes if "embed" in name
+        }
+    elif {"head", "embedding"} <= parameters.keys() and torch.equal(parameters["head"], parameters["embedding"]):
         # Some tied checkpoints store the embedding twice.
         parameters["head"] = parameters["embedding"]
     return parameters

@@ -8,7 +8,7 @@ import torch
 
 from octavo_kernels.decoder_step import DecoderStep, LayerWeights, unsupported
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, forced_form
-from octavo_kernels.linear.packing import PackedLinear, pack_linear, pack_quantised
+from octavo_kernels.linear.packing import PackedLinear, pack_groups, pack_linear, pack_quantised
 from octavo_kernels.native import Context, NativeUnavailable
 from octavo_kernels.paged_attention import PagedBatch
 from octavo_runtime.errors import BadFlags
@@ -20,6 +20,12 @@ __all__ = ["NativeDecoder", "open_native"]
 
 logger = logging.getLogger(__name__)
 
+# How to do without each.
+_WITHOUT = {
+    "w8a16": "leave --quantization out, for the weights as they are stored",
+    "w4a16": "convert the GGUF file without --quantization keep",
+}
+
 
 def open_native(spec: DecoderSpec, threads: int, quantization: str = "none") -> Context | None:
     """The native kernels, where they run this model and the environment does not force another form.
@@ -27,7 +33,7 @@ def open_native(spec: DecoderSpec, threads: int, quantization: str = "none") -> 
     Args:
         spec: The model.
         threads: How many may be busy at once.
-        quantization: Of the weights; anything but none has this form alone.
+        quantization: Of the weights, as they are to lie in memory; anything but none has this form alone.
 
     Raises:
         BadFlags: The environment forces a form that does not exist; or this one cannot run, and the environment forces
@@ -42,7 +48,7 @@ def open_native(spec: DecoderSpec, threads: int, quantization: str = "none") -> 
         if quantised:
             raise BadFlags(
                 f"--quantization {quantization} needs the native kernels, but {ENVIRONMENT_VARIABLE}={forced}",
-                hint=f"Leave --quantization or {ENVIRONMENT_VARIABLE} out.",
+                hint=f"Leave {ENVIRONMENT_VARIABLE} out, or {_WITHOUT[quantization]}.",
             )
         return None
     why = unsupported(spec.head_dim)
@@ -54,7 +60,7 @@ def open_native(spec: DecoderSpec, threads: int, quantization: str = "none") -> 
     if quantised:
         raise BadFlags(
             f"--quantization {quantization} needs the native kernels, but {why}",
-            hint="Leave --quantization out to run on torch, with the weights as they are stored.",
+            hint=f"To run on torch, {_WITHOUT[quantization]}.",
         )
     if forced:
         raise BadFlags(
@@ -75,7 +81,7 @@ class NativeDecoder:
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
         quantise: Whether linear layers take eight bits for a weight (w8a16). The embedding stays as it is; logits of a
-            tied one come from a quantised copy.
+            tied one come from a quantised copy. Weights that are stored in groups stay so in any case.
     """
 
     def __init__(
@@ -99,8 +105,19 @@ class NativeDecoder:
         def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
             return pack_quantised(weight, bias, quads=context.quads) if quantise else pack_linear(weight, bias)
 
+        def groups(name: str, rows: int | None = None, bias: torch.Tensor | None = None) -> PackedLinear:
+            """The first rows of a weight in groups; all when None."""
+            parts = (parameters.pop(f"{name}.{part}", None) for part in ("qweight", "scales", "minima"))
+            quants, scales, minima = (None if part is None else part[:rows] for part in parts)
+            assert quants is not None
+            assert scales is not None
+            return pack_groups(quants, scales, minima, bias)
+
         def linear(name: str) -> PackedLinear:
-            return pack(parameters.pop(f"{name}.weight"), parameters.pop(f"{name}.bias", None))
+            bias = parameters.pop(f"{name}.bias", None)
+            if f"{name}.qweight" in parameters:
+                return groups(name, bias=bias)
+            return pack(parameters.pop(f"{name}.weight"), bias)
 
         layers = [
             LayerWeights(
@@ -115,9 +132,18 @@ class NativeDecoder:
             )
             for layer in (f"layers.{number}" for number in range(spec.num_layers))
         ]
-        tied = parameters["head"] is parameters["embedding"]
-        embedding = parameters.pop("embedding")
-        head = pack(parameters.pop("head")[:vocab_size])
+        head_name, embedding_name = (
+            ("head.qweight", "embedding.qweight") if "head.qweight" in parameters else ("head", "embedding")
+        )
+        embedding: torch.Tensor | PackedLinear | None = None
+        if parameters[head_name] is parameters.get(embedding_name) and not quantise:
+            for name in [name for name in parameters if name.startswith("embedding")]:
+                del parameters[name]  # its rows are the head's
+        elif "embedding.qweight" in parameters:
+            embedding = groups("embedding")
+        else:
+            embedding = parameters.pop("embedding")
+        head = groups("head", vocab_size) if "head.qweight" in parameters else pack(parameters.pop("head")[:vocab_size])
         table = RotaryTable(
             inverse_frequencies(spec.rope, spec.head_dim),
             attention_factor=spec.rope.attention_factor,
@@ -130,7 +156,7 @@ class NativeDecoder:
             layers,
             norm=norm("norm"),
             head=head,
-            embedding=None if tied and not quantise else embedding,
+            embedding=embedding,
             cos=table.cos,
             sin=table.sin,
             kv_cache=kv_cache,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from octavo_runtime.cli import run
+from octavo_runtime.domain import EngineConfig
 from octavo_runtime.errors import BadFlags, BadWeights, ModelNotFound, UnsupportedModel
+from octavo_runtime.loading.checkpoint import DTYPE_BYTES, read_header
 from octavo_runtime.loading.convert import convert_gguf
+from octavo_runtime.loading.plan import plan_model
 from octavo_runtime.loading.spec import read_spec
 from octavo_runtime.loading.token_ids import read_token_ids
 
@@ -71,8 +75,9 @@ def write_gguf(
     drop: tuple[str, ...] = (),
     extra: dict[str, np.ndarray] | None = None,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    kinds: dict[str, gguf.GGMLQuantizationType] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Writes a model; returns its tensors by Hugging Face names."""
+    """Writes a model, its matrices as `kind`, or as `kinds` says by part; returns its tensors by Hugging Face names."""
     writer = gguf.GGUFWriter(path, arch)
     values: dict[str, Any] = {
         f"{arch}.context_length": 128,
@@ -123,10 +128,11 @@ def write_gguf(
     for name, value in (stored | (extra or {})).items():
         if name in drop:
             continue
-        if kind is gguf.GGMLQuantizationType.F32 or value.ndim == 1:
+        of_part = (kinds or {}).get(name.split(".")[-2], kind)
+        if of_part is gguf.GGMLQuantizationType.F32 or value.ndim == 1:
             writer.add_tensor(name, value)
         else:
-            writer.add_tensor(name, gguf.quantize(value, kind), raw_dtype=kind)
+            writer.add_tensor(name, gguf.quantize(value, of_part), raw_dtype=of_part)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -171,6 +177,110 @@ def test_convert_gguf_quantised(tmp_path: Path) -> None:
     got = read(tmp_path / "out")["model.layers.1.self_attn.q_proj.weight"]
     want = truth["model.layers.1.self_attn.q_proj.weight"]
     assert 0 < np.abs(got - want).max() < np.abs(want).max() / 100
+
+
+def weights_of(directory: Path) -> dict[str, np.ndarray]:
+    """By the names of a checkpoint in floats, with groups dequantised by the kernels' reference."""
+    import torch
+
+    from octavo_kernels.linear.reference import from_groups
+
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    found = {}
+    for name, value in stored.items():
+        base, kind = name.rsplit(".", 1)
+        if kind == "qweight":
+            value = from_groups(value, stored[f"{base}.scales"], stored.get(f"{base}.minima"))  # noqa: PLW2901
+            assert value.dtype == torch.float32
+            found[f"{base}.weight"] = value.numpy()
+        elif kind not in {"scales", "minima"}:
+            found[name] = value.float().numpy()
+    return found
+
+
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q4_1])
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_convert_gguf_keep(kind: gguf.GGMLQuantizationType, arch: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", arch, kind=kind)
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "floats", dtype="float32")
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "kept", keep=True)
+    truth, got = read(tmp_path / "floats"), weights_of(tmp_path / "kept")
+    assert got.keys() == truth.keys()
+    for name, value in truth.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+    assert read_spec(tmp_path / "kept").quantization == "w4a16"
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("kept", "floats")]
+    assert sizes[0] < sizes[1] / 4
+
+
+def test_convert_gguf_keep_eight_bits_and_narrow_floats(tmp_path: Path) -> None:
+    # What llama.cpp does with the largest weights of a file in four bits.
+    kinds = {"token_embd": gguf.GGMLQuantizationType.Q8_0, "output": gguf.GGMLQuantizationType.F16}
+    write_gguf(tmp_path / "m.gguf", kind=gguf.GGMLQuantizationType.Q4_1, kinds=kinds)
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "floats", dtype="float32")
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "kept", keep=True)
+    truth, got = read(tmp_path / "floats"), weights_of(tmp_path / "kept")
+    for name, value in truth.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+    header = read_header(tmp_path / "kept" / "model.safetensors")
+    kept = {name: header[name].dtype for name in ("model.embed_tokens.qweight", "lm_head.weight", "model.norm.weight")}
+    assert kept == {"model.embed_tokens.qweight": "I8", "lm_head.weight": "F16", "model.norm.weight": "F32"}
+
+
+def test_convert_gguf_keep_is_planned_as_stored(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", kind=gguf.GGMLQuantizationType.Q4_1)
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out", keep=True)
+    header = read_header(tmp_path / "out" / "model.safetensors")
+    config = EngineConfig(str(tmp_path / "out"), device="cpu", kv_cache_memory=1 << 20)
+    for asked in ("none", "w4a16"):
+        plan = plan_model(tmp_path / "out", replace(config, quantization=asked))
+        assert plan.quantization == "w4a16"
+        assert plan.weights_bytes == sum(entry.num_elements * DTYPE_BYTES[entry.dtype] for entry in header.values())
+    with pytest.raises(BadFlags, match="--quantization w8a16, but the model directory holds weights in w4a16"):
+        plan_model(tmp_path / "out", replace(config, quantization="w8a16"))
+    with pytest.raises(BadFlags, match="--quantization w4a16 runs on a CPU alone, and the device is cuda"):
+        plan_model(tmp_path / "out", replace(config, device="auto"), gpu_memory=1 << 30)
+
+
+def test_convert_gguf_keep_without_its_mark(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", kind=gguf.GGMLQuantizationType.Q4_1)
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out", keep=True)
+    path = tmp_path / "out" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": None}))
+    with pytest.raises(BadWeights, match=r"has weights in groups, but config.json lacks their quantization_config"):
+        plan_model(tmp_path / "out", EngineConfig(str(tmp_path / "out"), device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "error", "message"),
+    [
+        (
+            {"attn_k": "Q5_0"},
+            UnsupportedModel,
+            r"blk.0.attn_k.weight is quantised as Q5_0, and --quantization keep keeps",
+        ),
+        ({"attn_k": "Q8_0"}, BadWeights, "self_attn.k_proj.qweight are one weight for the kernels, .* different ways"),
+        ({"attn_v": "F16"}, BadWeights, "self_attn.v_proj.weight are one weight for the kernels, .* different ways"),
+    ],
+)
+def test_convert_gguf_keep_refused(kinds: dict[str, str], error: type[Exception], message: str, tmp_path: Path) -> None:
+    types = {part: gguf.GGMLQuantizationType[name] for part, name in kinds.items()}
+    write_gguf(tmp_path / "m.gguf", kind=gguf.GGMLQuantizationType.Q4_0, kinds=types)
+    with pytest.raises(error, match=message):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out", keep=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_convert_gguf_keep_nothing(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", kind=gguf.GGMLQuantizationType.Q8_0)
+    with pytest.raises(UnsupportedModel, match="has no tensor in Q4_0 or Q4_1"):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out", keep=True)
+
+
+def test_convert_keep_and_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["convert", "m.gguf", str(tmp_path / "out"), "--quantization", "keep", "--dtype", "float32"]) == 2
+    assert "--dtype float32 with --quantization keep" in capsys.readouterr().err
 
 
 def test_convert_gguf_tied(tmp_path: Path) -> None:

@@ -92,6 +92,11 @@ def test_plan_model_quantised_on_a_gpu(model: Path) -> None:
         plan_model(model, config(model, device="auto", quantization="w8a16"), gpu_memory=1 << 30)
 
 
+def test_plan_model_in_groups_without_any(model: Path) -> None:
+    with pytest.raises(BadFlags, match="--quantization w4a16, but the model directory does not hold weights in groups"):
+        plan_model(model, config(model, quantization="w4a16"))
+
+
 def test_plan_model_gpu(model: Path) -> None:
     plan = plan_model(model, config(model, device="cuda"))
     assert (plan.dtype, plan.weights_bytes) == ("bfloat16", ELEMENTS * 2)

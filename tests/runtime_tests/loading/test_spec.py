@@ -142,6 +142,7 @@ def test_decoder_spec_sliding_window(config: dict[str, Any], expected: tuple[int
         ({"architectures": None, "model_type": "bert"}, "model_type: 'bert' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config: quantised weights \(awq\)"),
+        ({"quantization_config": {"quant_method": "octavo"}}, "of another version: convert the model again"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling: rope_type: 'dynamic' is not supported"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters: rope_type: 'longrope' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor: is missing"),

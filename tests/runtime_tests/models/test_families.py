@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
-from octavo_kernels.linear.reference import dequantised, quantised
+from octavo_kernels.linear.reference import dequantised, from_groups, quantised
 from octavo_kernels.native import Context
 from octavo_kernels.testing import assert_close
 from octavo_runtime.domain import EngineConfig, SamplingParams, ScheduledSequence, StepPlan
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.executor import TorchExecutor, load_executor
+from octavo_runtime.loading.plan import plan_model
+from octavo_runtime.loading.spec import QUANTIZATION_CONFIG
 from octavo_runtime.models import native_decoder
 
 SIZES = {
@@ -185,11 +188,62 @@ def test_family_quantised(name: str, forced: str, tmp_path: Path) -> None:
     assert_close(logits(executor, sequence("a", tokens[37:], 37, blocks))[0], expected[37], tolerance)
 
 
-@pytest.mark.parametrize("quantization", ["none", "w8a16"])
+GROUPED = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}  # multiples of 32, as in GGUF
+
+
+def keep_groups(directory: Path, eight_bits: tuple[str, ...] = ("embed_tokens",)) -> dict[str, torch.Tensor]:
+    """Stores the directory's matrices in random groups, as `octavo convert` would; returns them as floats."""
+    file = directory / "model.safetensors"
+    stored: dict[str, torch.Tensor] = {}
+    floats: dict[str, torch.Tensor] = {}
+    for name, value in load_file(file).items():
+        if value.dim() == 1:
+            stored[name] = floats[name] = value
+            continue
+        out, columns = value.shape
+        quants = torch.randint(0, 256, (out, columns), dtype=torch.uint8)
+        scales = (torch.rand(out, columns // 32) * 0.04 + 0.01).half()
+        base = name.removesuffix(".weight")
+        minima = None
+        if any(part in name for part in eight_bits):
+            quants, scales = quants.view(torch.int8), scales / 16
+        else:
+            quants, minima = quants[:, : columns // 2].contiguous(), scales * -7.4
+            stored[f"{base}.minima"] = minima
+        stored[f"{base}.qweight"], stored[f"{base}.scales"] = quants, scales
+        floats[name] = from_groups(quants, scales, minima)
+    save_file(stored, file)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTIZATION_CONFIG}))
+    return floats
+
+
+@pytest.mark.parametrize("eight_bits", [("embed_tokens",), ("lm_head", "down_proj"), ()])
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "qwen2"])
+def test_family_in_groups(name: str, eight_bits: tuple[str, ...], forced: str, tmp_path: Path) -> None:
+    model_type, changes = CASES[name]
+    truth = make(tmp_path, model_type, changes | GROUPED)
+    truth.load_state_dict(keep_groups(tmp_path, eight_bits), strict=False)
+    executor = load(tmp_path)
+    assert executor.info.kernels == f"native ({forced}, w4a16)"
+    plan = plan_model(tmp_path, EngineConfig(str(tmp_path), device="cpu", kv_cache_memory=1 << 20))
+    assert executor.info.weights_bytes == plan.weights_bytes
+    tokens = torch.randint(3, 97, (38,)).tolist()
+    with torch.inference_mode():
+        expected = truth(torch.tensor([tokens])).logits[0]
+    blocks = (7, 2, 11, 5, 9)
+    # Activations have 16 bits.
+    assert_close(logits(executor, sequence("a", tokens[:37], 0, blocks))[0], expected[36], 1e-3)
+    assert_close(logits(executor, sequence("a", tokens[37:], 37, blocks))[0], expected[37], 1e-3)
+
+
+@pytest.mark.parametrize("quantization", ["none", "w8a16", "w4a16"])
 @pytest.mark.usefixtures("forced")
 def test_family_batch_changes_nothing(quantization: str, tmp_path: Path) -> None:
     # The native kernels sum in one order: a row has the same logits, to the last bit, alone, in a batch, and in chunks.
-    make(tmp_path, "llama", {})
+    make(tmp_path, "llama", GROUPED)
+    if quantization == "w4a16":
+        keep_groups(tmp_path)
     executor = load(tmp_path, quantization=quantization)
     assert executor.info.kernels.startswith("native")
     prompts = {name: torch.randint(3, 97, (length,)).tolist() for name, length in (("a", 30), ("b", 7), ("c", 12))}

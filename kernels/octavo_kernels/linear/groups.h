@@ -1,0 +1,231 @@
+// y = x W^T + b with W in groups, as GGUF files hold it: 32 inputs of one output share a scale, and with four bits a
+// minimum, both float16.
+//
+//     four bits:   w = scale * q + minimum,   q from 0 to 15        eight bits:   w = scale * q,   q from -128 to 127
+//
+// W is packed in panels of 16 outputs, a panel as its groups one behind the other, and a group of a panel as pairs of
+// inputs, each pair for all 16 outputs:
+//
+//     four bits:   256 bytes, four vectors of 16 * 2 numbers of 16 bits. Number [o][i] of vector j holds q of the
+//                  output o at the inputs 8 j + i (bits 0-3), 8 j + 2 + i (bits 4-7), 8 j + 4 + i and 8 j + 6 + i
+//     eight bits:  512 bytes, int8 [16 pairs][16 outputs][2]
+//     then         scales [16], and with four bits minima [16]
+//
+// So one row reads a panel from its first byte to its last, 5 bits for a weight of four. Each row of x is rounded to 16
+// bits with a step of its own: x[k] = step * t[k], step = largest |x[k]| / 32767. The sum of q * t over a group is a
+// whole number that fits 32 bits: two inputs of 16 outputs are one instruction on AVX-512. With the sum of t,
+//
+//     y = step * sum over groups (scale * (sum of q * t) + minimum * (sum of t))
+//
+// in one order, whatever else is in the batch, and the same on all instruction sets.
+#pragma once
+
+#include "../native/rows.h"
+#include "target.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+constexpr int64_t kGroup = 32;  // inputs
+constexpr int kPairs = kGroup / 2;
+constexpr float kGroupSteps = 32767;
+
+using Whole = typename Types<kLanes>::Int;
+typedef uint16_t UnsignedPairs __attribute__((vector_size(4 * kLanes)));
+typedef int16_t SignedPairs __attribute__((vector_size(4 * kLanes)));
+typedef int16_t Shorts __attribute__((vector_size(2 * kLanes)));
+
+// sums + first[2 i] * second[2 i] + first[2 i + 1] * second[2 i + 1], numbers of 16 bits.
+OCTAVO_INLINE Whole add_pairs(Whole sums, Whole first, SignedPairs second) {
+#if defined(__AVX512VNNI__)
+  return (Whole)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)first, (__m512i)second);
+#elif defined(__AVX512F__)
+  return sums + (Whole)_mm512_madd_epi16((__m512i)first, (__m512i)second);
+#else
+  return sums + (Whole)_mm256_madd_epi16((__m256i)first, (__m256i)second);
+#endif
+}
+
+// A group of a panel in four bits.
+struct FourBits {
+  static constexpr int64_t kQuants = kPanel * kGroup / 2;
+  static constexpr int64_t kBytes = kQuants + 2 * kPanel * sizeof(Half);
+  static constexpr bool kMinima = true;
+
+  static constexpr int kPairsAtOnce = 4;
+  using Packed = UnsignedPairs;
+
+  // The pairs from block * kPairsAtOnce on, of kLanes outputs from `output` on.
+  OCTAVO_INLINE static Packed load(const uint8_t* group, int block, int output) {
+    Packed packed;
+    memcpy(&packed, group + block * 4 * kPanel + 4 * output, sizeof packed);
+    return packed;
+  }
+
+  OCTAVO_INLINE static SignedPairs pair(Packed packed, int number) { return (SignedPairs)(packed >> 4 * number & 15); }
+
+  OCTAVO_INLINE static float value(const uint8_t* group, int output, int input) {
+    uint16_t packed;
+    memcpy(&packed, group + input / 8 * 4 * kPanel + 4 * output + 2 * (input % 2), sizeof packed);
+    return (float)(packed >> input % 8 / 2 * 4 & 15);
+  }
+};
+
+// A group of a panel in eight bits.
+struct EightBits {
+  static constexpr int64_t kQuants = kPanel * kGroup;
+  static constexpr int64_t kBytes = kQuants + kPanel * sizeof(Half);
+  static constexpr bool kMinima = false;
+
+  static constexpr int kPairsAtOnce = 1;
+  using Packed = SignedPairs;
+
+  OCTAVO_INLINE static Packed load(const uint8_t* group, int block, int output) {
+    const uint8_t* bytes = group + block * 2 * kPanel + 2 * output;
+#ifdef __AVX512F__
+    return (Packed)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)bytes));
+#else
+    return (Packed)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)bytes));
+#endif
+  }
+
+  OCTAVO_INLINE static SignedPairs pair(Packed packed, int) { return packed; }
+
+  OCTAVO_INLINE static float value(const uint8_t* group, int output, int input) {
+    return (float)(int8_t)group[input / 2 * 2 * kPanel + 2 * output + input % 2];
+  }
+};
+
+template <class Bits>
+OCTAVO_INLINE const Half* scales_of(const uint8_t* group) {
+  return (const Half*)(group + Bits::kQuants);
+}
+
+template <class Bits>
+OCTAVO_INLINE const Half* minima_of(const uint8_t* group) {
+  return scales_of<Bits>(group) + kPanel;
+}
+
+// All rows of x, in memory of `groups_room` numbers.
+struct RoundedRows {
+  float* steps;     // of each row
+  float* sums;      // [rows][groups], of t
+  int16_t* values;  // [rows][in]: t
+  int64_t in;
+};
+
+inline int64_t groups_room(const Linear& l, int64_t rows) { return rows * (1 + l.in / kGroup + l.in / 2); }
+
+// A row with a number that is not finite has a step of NaN, and so has its result.
+inline void round_row(const float* x, const RoundedRows& to, int64_t row) {
+  const Vec<kLanes> rounder = splat<kLanes>(12582912.0f);  // 1.5 * 2^23 leaves a whole number in the low bits
+  Vec<kLanes> most{}, poison{};
+  for (int64_t i = 0; i < to.in; i += kLanes) {
+    const Vec<kLanes> v = load<kLanes>(x + i), size = v < 0 ? -v : v;
+    most = size > most ? size : most;
+    poison += v * 0;
+  }
+  float largest = 0;
+  for (int i = 0; i < kLanes; i++) largest = most[i] > largest ? most[i] : largest;
+  const float factor = largest > 1e-30f ? kGroupSteps / largest : 0;
+  to.steps[row] = largest / kGroupSteps + sum<kLanes>(poison);
+  for (int64_t group = 0; group < to.in / kGroup; group++) {
+    Vec<kLanes> total{};
+    for (int64_t i = group * kGroup; i < (group + 1) * kGroup; i += kLanes) {
+      const Vec<kLanes> shifted = load<kLanes>(x + i) * factor + rounder;
+      const Shorts values = __builtin_convertvector((Whole)shifted - (Whole)rounder, Shorts);
+      memcpy(to.values + row * to.in + i, &values, sizeof values);
+      total += shifted - rounder;
+    }
+    to.sums[row * (to.in / kGroup) + group] = sum<kLanes>(total);
+  }
+}
+
+// M rows through V vectors of columns.
+template <class Bits, int V>
+struct GroupsTile {
+  const Linear& l;
+  const uint8_t* panels;  // that of `column` and those behind it
+  int64_t column;
+  const RoundedRows& x;
+  Target y;
+
+  template <int M>
+  OCTAVO_INLINE void run(int64_t row) const {
+    const int64_t groups = l.in / kGroup;
+    const int16_t* values = x.values + row * l.in;
+    Vec<kLanes> totals[M][V] = {};
+    for (int64_t g = 0; g < groups; g++) {
+      const uint8_t* group[V];
+      Whole sums[M][V] = {};
+      for (int v = 0; v < V; v++) group[v] = panels + (v / kVectorsOfPanel * groups + g) * Bits::kBytes;
+      for (int block = 0; block < kPairs / Bits::kPairsAtOnce; block++) {
+        typename Bits::Packed packed[V];
+        for (int v = 0; v < V; v++) packed[v] = Bits::load(group[v], block, output(v));
+        for (int n = 0; n < Bits::kPairsAtOnce; n++) {
+          SignedPairs weights[V];
+          for (int v = 0; v < V; v++) weights[v] = Bits::pair(packed[v], n);
+          for (int m = 0; m < M; m++) {
+            int32_t both;
+            memcpy(&both, values + m * l.in + g * kGroup + 2 * (block * Bits::kPairsAtOnce + n), sizeof both);
+            for (int v = 0; v < V; v++) sums[m][v] = add_pairs(sums[m][v], Whole{} + both, weights[v]);
+          }
+        }
+      }
+      for (int v = 0; v < V; v++) {
+        const Vec<kLanes> scales = load<kLanes>(scales_of<Bits>(group[v]) + output(v));
+        for (int m = 0; m < M; m++) totals[m][v] += __builtin_convertvector(sums[m][v], Vec<kLanes>) * scales;
+        if constexpr (Bits::kMinima) {
+          const Vec<kLanes> minima = load<kLanes>(minima_of<Bits>(group[v]) + output(v));
+          for (int m = 0; m < M; m++) totals[m][v] += minima * x.sums[(row + m) * groups + g];
+        }
+      }
+    }
+    for (int m = 0; m < M; m++)
+      for (int v = 0; v < V; v++)
+        finish(l, column + v * kLanes, totals[m][v] * x.steps[row + m], y.rows + (row + m) * y.stride, y.add);
+  }
+
+  static OCTAVO_INLINE int output(int v) { return v % kVectorsOfPanel * kLanes; }
+};
+
+template <class Bits, int V>
+inline void groups_columns(const Linear& l, const uint8_t* panels, int64_t column, const RoundedRows& x,
+                           const Target& y, int64_t row, int64_t rows) {
+  in_tiles<3, 2, 1>(row + rows, GroupsTile<Bits, V>{l, panels, column, x, y}, row);
+}
+
+template <class Bits>
+inline void groups_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
+                          int64_t rows, float* memory) {
+  const int64_t groups = l.in / kGroup, panel = groups * Bits::kBytes;
+  const RoundedRows rounded{memory, memory + rows, (int16_t*)(memory + rows * (1 + groups)), l.in};
+  each_row(threads, rows, l.in, [&](int64_t row) { round_row(x + row * x_stride, rounded, row); });
+  constexpr int together = kTileVectors / kVectorsOfPanel;  // panels of the widest tile
+  linear_items(threads, l, rows, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
+    const uint8_t* panels = (const uint8_t*)l.weight + first * panel;
+    int64_t done = 0;
+    for (; done + together <= count; done += together)
+      groups_columns<Bits, kTileVectors>(l, panels + done * panel, (first + done) * kPanel, rounded, y, row, part);
+    if constexpr (together > 2)
+      for (; done + 2 <= count; done += 2)
+        groups_columns<Bits, 2>(l, panels + done * panel, (first + done) * kPanel, rounded, y, row, part);
+    for (; done < count; done++)
+      groups_columns<Bits, kVectorsOfPanel>(l, panels + done * panel, (first + done) * kPanel, rounded, y, row, part);
+  });
+}
+
+// A row of a weight in groups.
+template <class Bits>
+inline void groups_row(const void* weight, int64_t in, int64_t row, float* to) {
+  const uint8_t* panel = (const uint8_t*)weight + row / kPanel * (in / kGroup) * Bits::kBytes;
+  const int output = (int)(row % kPanel);
+  for (int64_t i = 0; i < in; i++) {
+    const uint8_t* group = panel + i / kGroup * Bits::kBytes;
+    to[i] = widened(scales_of<Bits>(group)[output]) * Bits::value(group, output, (int)(i % kGroup));
+    if constexpr (Bits::kMinima) to[i] += widened(minima_of<Bits>(group)[output]);
+  }
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo
