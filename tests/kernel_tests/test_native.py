@@ -157,6 +157,19 @@ def check_attention(
     assert_close(native.paged_attention(q, *pool_order(keys, values), batch, dim**-0.5), truth)
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_paged_attention_token_is_the_same_in_any_chunk(native: Operations, dtype: torch.dtype) -> None:
+    # Forms differ with the number of queries, and keys are widened 256 tokens at a time.
+    keys, values, tables = paged_pool(
+        [530], block_size=16, kv_heads=2, head_dim=24, dtype=dtype, generator=torch.Generator().manual_seed(0)
+    )
+    pool, q = pool_order(keys, values), random(40, 6, 24)
+    together = native.paged_attention(q, *pool, PagedBatch(16, (40,), (530,), tables), 0.2)
+    for row in (0, 7, 15, 16, 39):
+        alone = native.paged_attention(q[row : row + 1], *pool, PagedBatch(16, (1,), (491 + row,), tables), 0.2)
+        assert torch.equal(alone, together[row : row + 1])
+
+
 def test_paged_attention_large_scores(native: Operations) -> None:
     keys, values, tables = paged_pool(
         [40], block_size=8, kv_heads=1, head_dim=8, dtype=torch.float32, generator=torch.Generator().manual_seed(0)

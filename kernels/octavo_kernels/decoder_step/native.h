@@ -25,11 +25,12 @@ inline void plain_row(const void* table, int64_t row, int64_t width, float* to) 
   for (int64_t i = 0; i < width; i++) to[i] = widened(((const T*)table)[row * width + i]);
 }
 
-// A row of a weight in panels: every sixteenth number of its panel.
+// A row of a weight in panels: every sixteenth number of its panel, or pair of them.
 template <class T>
 inline void packed_row(const Linear& l, int64_t row, float* to) {
-  const T* from = (const T*)l.weight + row / kPanel * kPanel * l.in + row % kPanel;
-  for (int64_t i = 0; i < l.in; i++) to[i] = widened(from[i * kPanel]);
+  constexpr int64_t together = is_paired((T*)nullptr) ? 2 : 1;
+  const T* from = (const T*)l.weight + row / kPanel * panel_numbers(l) + row % kPanel * together;
+  for (int64_t i = 0; i < l.in; i++) to[i] = widened(from[i / together * together * kPanel + i % together]);
 }
 
 template <class T>
@@ -83,7 +84,7 @@ inline void each_linear(const Model& m, const Body& body) {
 }
 
 inline int64_t step_scratch(const Model& m, const Batch& b) {
-  int64_t bytes = attention_scratch(b);
+  int64_t bytes = attention_scratch(m.attention, b);
   each_linear(m, [&](const Linear& l) { bytes = larger(bytes, linear_scratch(l)); });
   return bytes;
 }

@@ -5,6 +5,11 @@
 //               …                                to k = in - 1
 //     panel 1:  w[16][0] …                       outputs beyond the last one are zero
 //
+// The number of panels is even. A bfloat16 weight has two k in one vector of 32 bits each, which are faster to widen:
+//
+//     panel 0:  w[0][0..1]  w[1][0..1]  … w[15][0..1]     k = 0 and 1
+//               w[0][2..3]  w[1][2..3]  … w[15][2..3]     k = 2 and 3; beyond the last input is zero
+//
 // So a panel is read from its first byte to its last, which is all that counts for one row: then the weight's way from
 // memory is the time that it takes. For many rows a panel in a narrow type is widened once, into a cache, before they
 // all go through it. Weights stay in the type that they were stored in, or are int8 with a scale for each output, which
@@ -17,9 +22,24 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-constexpr int64_t kWidenFrom = 24;   // rows
+constexpr int64_t kWidenFrom = 24;  // rows
 
-inline int64_t linear_scratch(const Linear& l) { return kWidePanels * kPanel * l.in * (int64_t)sizeof(float); }
+// What few rows go through, two panels of AVX-512 at a time.
+constexpr int kNarrowVectors = 2;
+constexpr int kNarrowRows = kLanes == 16 ? 8 : 6;
+
+constexpr bool is_paired(const BFloat16*) { return true; }
+template <class T>
+constexpr bool is_paired(const T*) {
+  return false;
+}
+
+// Numbers of one panel. Those of bfloat16 come in pairs, the last of which may be half empty.
+inline int64_t panel_numbers(const Linear& l) {
+  return kPanel * (l.type == kBFloat16 ? divided_up(l.in, 2) * 2 : l.in);
+}
+
+inline int64_t linear_scratch(const Linear& l) { return kWidePanels * panel_numbers(l) * (int64_t)sizeof(float); }
 
 // M rows through V vectors of columns.
 template <int V, class T>
@@ -33,48 +53,76 @@ struct LinearTile {
 
   template <int M>
   OCTAVO_INLINE void run(int64_t row) const {
+    constexpr int together = is_paired((T*)nullptr) ? 2 : 1;
     const float* a[M];
     const T* b[V];
     for (int m = 0; m < M; m++) a[m] = x + (row + m) * x_stride;
-    for (int v = 0; v < V; v++) b[v] = panels + v / kVectorsOfPanel * kPanel * l.in + v % kVectorsOfPanel * kLanes;
+    for (int v = 0; v < V; v++)
+      b[v] = panels + v / kVectorsOfPanel * panel_numbers(l) + v % kVectorsOfPanel * kLanes * together;
     Sums<M, V, kLanes> sums;
     sums.clear();
-    sums.add(a, b, kPanel, l.in);
+    if constexpr (together == 2)
+      sums.add_pairs(a, b, 2 * kPanel, l.in);
+    else
+      sums.add(a, b, kPanel, l.in);
     for (int m = 0; m < M; m++)
       for (int v = 0; v < V; v++)
         finish(l, column + v * kLanes, sums.of[m][v], y.rows + (row + m) * y.stride, y.add);
   }
 };
 
-template <int V, class T>
-inline void linear_columns(const Linear& l, const T* panels, int64_t column, const float* x, int64_t x_stride,
-                           const Target& y, int64_t rows) {
-  in_tiles<kMostRows, 4, 2, 1>(rows, LinearTile<V, T>{l, panels, column, x, x_stride, y});
+// `count` panels from `first` on, V vectors at a time, as long as so many are left; returns how many are done.
+template <int V, int... Rows, class T>
+inline int64_t linear_panels(const Linear& l, const T* panels, int64_t first, int64_t done, int64_t count,
+                             const float* x, int64_t x_stride, const Target& y, int64_t rows) {
+  constexpr int together = V / kVectorsOfPanel;
+  for (; done + together <= count; done += together) {
+    const LinearTile<V, T> tile{l, panels + done * panel_numbers(l), (first + done) * kPanel, x, x_stride, y};
+    in_tiles<Rows...>(rows, tile);
+  }
+  return done;
 }
 
-// `count` panels from `first` on.
+// A weight in pairs becomes one without.
+inline void widen(const Linear& l, const BFloat16* panels, int64_t count, float* wide) {
+  typedef Types<kLanes>::Unsigned Unsigned;
+  const int64_t pairs = count * panel_numbers(l) / 2;
+  for (int64_t i = 0; i < pairs; i += kLanes) {
+    Unsigned pair;
+    memcpy(&pair, panels + 2 * i, sizeof pair);
+    float* to = wide + i / kPanel * 2 * kPanel + i % kPanel;
+    store<kLanes>(to, (Vec<kLanes>)(pair << 16));
+    store<kLanes>(to + kPanel, (Vec<kLanes>)(pair & 0xffff0000));
+  }
+}
+
 template <class T>
-inline void linear_panels(const Linear& l, const T* panels, int64_t first, int64_t count, const float* x,
-                          int64_t x_stride, const Target& y, int64_t rows) {
-  constexpr int together = kTileVectors / kVectorsOfPanel;  // panels of the widest tile
-  int64_t done = 0;
-  for (; done + together <= count; done += together)
-    linear_columns<kTileVectors>(l, panels + done * kPanel * l.in, (first + done) * kPanel, x, x_stride, y, rows);
-  for (; done < count; done++)
-    linear_columns<kVectorsOfPanel>(l, panels + done * kPanel * l.in, (first + done) * kPanel, x, x_stride, y, rows);
+inline void widen(const Linear& l, const T* panels, int64_t count, float* wide) {
+  for (int64_t i = 0; i < count * panel_numbers(l); i += kLanes) store<kLanes>(wide + i, load<kLanes>(panels + i));
 }
 
 template <class T>
 inline void linear_typed(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
                          int64_t rows) {
+  // The weight has an even number of panels, for the narrow tile of AVX-512.
   linear_items(threads, l, rows, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
-    const T* weight = (const T*)l.weight + first * kPanel * l.in;
+    const T* weight = (const T*)l.weight + first * panel_numbers(l);
     const float* from = x + row * x_stride;
-    if (sizeof(T) == sizeof(float) || part < kWidenFrom)
-      return linear_panels(l, weight, first, count, from, x_stride, y.from(row), part);
-    float* widened = threads.scratch(thread);
-    for (int64_t i = 0; i < count * kPanel * l.in; i += kLanes) store<kLanes>(widened + i, load<kLanes>(weight + i));
-    linear_panels<float>(l, widened, first, count, from, x_stride, y.from(row), part);
+    count = divided_up(count, 2) * 2;
+    if (part < kWidenFrom) {
+      linear_panels<kNarrowVectors, kNarrowRows, 4, 2, 1>(l, weight, first, 0, count, from, x_stride, y.from(row), part);
+      return;
+    }
+    const float* wide;
+    if constexpr (sizeof(T) == sizeof(float)) {
+      wide = weight;
+    } else {
+      widen(l, weight, count, threads.scratch(thread));
+      wide = threads.scratch(thread);
+    }
+    const int64_t done = linear_panels<kTileVectors, kMostRows, 4, 2, 1>(l, wide, first, 0, count, from, x_stride,
+                                                                         y.from(row), part);
+    linear_panels<kNarrowVectors, kNarrowRows, 4, 2, 1>(l, wide, first, done, count, from, x_stride, y.from(row), part);
   });
 }
 

@@ -7,6 +7,7 @@ import mmap
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from octavo_kernels.linear.reference import quantised
 from octavo_kernels.native import abi
@@ -38,8 +39,8 @@ class PackedLinear:
     """x @ weight.T + bias.
 
     Attributes:
-        panels: [panels, in, 16], in a type of abi.TYPES; or in quads, [panels, in / 4, 16, 4], int8; or in groups,
-            [panels, in / 32, bytes], uint8.
+        panels: [panels, in / together, 16, together], in a type of abi.TYPES: one number together, two of bfloat16, or
+            four of int8 in quads; or in groups, [panels, in / 32, bytes], uint8.
         bias: [out], float32, or None.
         out: Outputs.
         columns: Inputs.
@@ -91,9 +92,8 @@ def pack_quantised(weight: torch.Tensor, bias: torch.Tensor | None = None, *, qu
     """
     out, columns = weight.shape
     assert columns <= MOST_QUANTISED_INPUTS, f"{columns} inputs"
-    panels = -(-out // PANEL)
-    shape = (panels, -(-columns // _QUAD), PANEL, _QUAD) if quads else (panels, columns, PANEL)
-    packed = _huge(shape, torch.int8)
+    packed = _panels(out, columns, torch.int8, _QUAD if quads else 1)
+    panels = packed.shape[0]
     scales = torch.zeros(panels * PANEL)
     offsets = torch.zeros(panels * PANEL, dtype=torch.int32)
     for first in range(0, out, _ROWS_AT_ONCE):
@@ -101,12 +101,7 @@ def pack_quantised(weight: torch.Tensor, bias: torch.Tensor | None = None, *, qu
         rows = slice(first, first + steps.shape[0])
         scales[rows] = scales_of_part
         offsets[rows] = -128 * steps.sum(dim=1, dtype=torch.int32)
-        part = packed[first // PANEL : -(-rows.stop // PANEL)]
-        if quads:
-            steps = torch.nn.functional.pad(steps, (0, -columns % _QUAD, 0, -steps.shape[0] % PANEL))
-            part.copy_(steps.view(-1, PANEL, part.shape[1], _QUAD).transpose(1, 2))
-        else:
-            _fill(part, steps)
+        _fill(packed[first // PANEL :], steps)
     return PackedLinear(packed, _bias(bias), out, columns, scales, offsets if quads else None)
 
 
@@ -150,19 +145,31 @@ def _whole_panels(rows: torch.Tensor) -> torch.Tensor:
 
 
 def pack_panels(weight: torch.Tensor) -> torch.Tensor:
-    """[out, in] -> [panels, in, 16], rows beyond the last one zero; on memory of its own, in huge pages if possible."""
-    out, columns = weight.shape
-    packed = _huge((-(-out // PANEL), columns, PANEL), weight.dtype)
+    """[out, in] in panels, rows beyond the last one zero; on memory of its own, in huge pages if possible."""
+    packed = _panels(*weight.shape, weight.dtype, 2 if weight.dtype == torch.bfloat16 else 1)
     _fill(packed, weight)
     return packed
 
 
+def _panels(out: int, columns: int, dtype: torch.dtype, together: int) -> torch.Tensor:
+    """Zeros; an even number of panels, since some tiles take two at a time."""
+    return _huge((-(-out // (2 * PANEL)) * 2, -(-columns // together), PANEL, together), dtype)
+
+
 def _fill(packed: torch.Tensor, weight: torch.Tensor) -> None:
+    """Packs a weight into its first panels."""
+    together = packed.shape[3]
     out, columns = weight.shape
+    if columns % together:
+        weight = pad(weight, (0, -columns % together))
     whole = out // PANEL
-    packed[:whole] = weight[: whole * PANEL].view(whole, PANEL, columns).transpose(1, 2)
-    if whole < packed.shape[0]:
-        packed[whole, :, : out - whole * PANEL] = weight[whole * PANEL :].T
+
+    def in_panels(rows: torch.Tensor) -> torch.Tensor:
+        return rows.view(-1, PANEL, packed.shape[1], together).transpose(1, 2)
+
+    packed[:whole] = in_panels(weight[: whole * PANEL])
+    if out % PANEL:
+        packed[whole : whole + 1] = in_panels(pad(weight[whole * PANEL :], (0, 0, 0, -out % PANEL)))
 
 
 def _huge(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -8,7 +8,7 @@ namespace octavo {
 
 struct Forms {
   int64_t (*step_scratch)(const Model&, const Batch&);
-  int64_t (*attention_scratch)(const Batch&);
+  int64_t (*attention_scratch)(const Attention&, const Batch&);
   int64_t (*linear_scratch)(const Linear&);
   int64_t (*linear_room)(const Linear&, int64_t rows);
   int64_t (*step_room)(const Model&, int64_t tokens);

@@ -137,7 +137,7 @@ OCTAVO_EXPORT int octavo_paged_attention(void* context, const Attention* s, cons
                                          const void* keys, const void* values, float* out) {
   Context* c = (Context*)context;
   int64_t* first_items = (int64_t*)c->room(2 * (b->sequences + 1));
-  if (!first_items || !c->threads->reserve(c->forms->attention_scratch(*b))) return 0;
+  if (!first_items || !c->threads->reserve(c->forms->attention_scratch(*s, *b))) return 0;
   c->forms->paged_attention(*c->threads, *s, *b, q, keys, values, out, first_items);
   return 1;
 }

@@ -19,6 +19,8 @@ namespace OCTAVO_ISA {
 constexpr int kMostRows = 6;
 constexpr int kTileVectors = kLanes == 16 ? 4 : 2;
 
+constexpr int64_t kAhead = 1024;  // numbers of two bytes
+
 template <int M, int V, int L>
 struct Sums {
   Vec<L> of[M][V];
@@ -37,6 +39,40 @@ struct Sums {
         const Vec<L> row = splat<L>(a[m][k]);
         for (int v = 0; v < V; v++) of[m][v] += row * column[v];
       }
+    }
+  }
+
+  // The same with two rows of b in one vector, which cost an instruction each to widen instead of two:
+  //
+  //     b[v]   [ column 0: k, k + 1 | column 1: k, k + 1 | … ]     stride: to k + 2, k + 3
+  //
+  // For a weight, which comes from memory, front to back: what lies ahead is asked for.
+  OCTAVO_INLINE void add_pairs(const float* const* a, const BFloat16* const* b, int64_t stride, int64_t depth) {
+    typedef typename Types<L>::Unsigned Unsigned;
+    Unsigned pairs[V];
+    int64_t k = 0;
+    for (; k + 2 <= depth; k += 2) {
+      for (int v = 0; v < V; v++) {
+        memcpy(&pairs[v], b[v] + k / 2 * stride, sizeof(Unsigned));
+        __builtin_prefetch(b[v] + k / 2 * stride + kAhead);
+      }
+      add_row(a, k, pairs, [](Unsigned pair) { return pair << 16; });
+      add_row(a, k + 1, pairs, [](Unsigned pair) { return pair & 0xffff0000; });
+    }
+    if (k == depth) return;
+    for (int v = 0; v < V; v++) memcpy(&pairs[v], b[v] + k / 2 * stride, sizeof(Unsigned));
+    add_row(a, k, pairs, [](Unsigned pair) { return pair << 16; });
+  }
+
+ private:
+  template <class Widen>
+  OCTAVO_INLINE void add_row(const float* const* a, int64_t k, const typename Types<L>::Unsigned* pairs,
+                             const Widen& widen) {
+    Vec<L> column[V];
+    for (int v = 0; v < V; v++) column[v] = (Vec<L>)widen(pairs[v]);
+    for (int m = 0; m < M; m++) {
+      const Vec<L> row = splat<L>(a[m][k]);
+      for (int v = 0; v < V; v++) of[m][v] += row * column[v];
     }
   }
 };

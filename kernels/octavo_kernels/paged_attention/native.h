@@ -16,63 +16,24 @@
 //     token    0        0        0        1        1
 //     sees     context before + 1         context before + 2
 //
-// An item is up to 24 of them: a decode's few, or a part of a chunk. All its scores are kept, so the softmax needs no
-// correction on the way, and each query's sums have one order, whoever shares its item.
+// An item is up to 48 of them: a decode's few, for which the cache is read where it lies, or a part of a chunk
+// (chunks.h). All its scores are kept, so the softmax needs no correction on the way, and each query's sums have one
+// order, whoever shares its item.
 #pragma once
 
-#include <math.h>
-
-#include "../native/abi.h"
 #include "../native/threads.h"
-#include "../native/tile.h"
+#include "chunks.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 
-constexpr int64_t kQueriesOfItem = 24;
+constexpr int64_t kWidenFromQueries = 12;
 
-inline int64_t scores_stride(int64_t context) { return divided_up(context, 64) * 64; }
-
-inline int64_t attention_scratch(const Batch& b) {
+inline int64_t attention_scratch(const Attention& s, const Batch& b) {
   int64_t longest = 0;
   for (int64_t i = 0; i < b.sequences; i++) longest = larger(longest, b.context_lens[i]);
-  return kQueriesOfItem * scores_stride(longest) * (int64_t)sizeof(float);
+  return (kQueriesOfItem * scores_stride(longest) + chunk_room(s)) * (int64_t)sizeof(float);
 }
-
-// The queries of one item.
-template <class T>
-struct Item {
-  const Attention& s;
-  const T* keys;    // of the item's kv head in block 0
-  const T* values;  // likewise
-  const int32_t* blocks;
-  int64_t queries, longest;        // the context that the last query sees
-  const float* q[kQueriesOfItem];  // [head_dim] each, rotated and scaled
-  float* out[kQueriesOfItem];
-  int64_t visible[kQueriesOfItem];
-  float total[kQueriesOfItem];  // of the weights
-  float* scores;                // [queries, stride]
-  int64_t stride;
-
-  int64_t block(int64_t number) const { return (int64_t)blocks[number] * s.kv_heads * s.head_dim * s.block_size; }
-};
-
-template <int L, class T>
-struct ScoreTile {
-  const Item<T>& item;
-  int64_t token;
-  const T* const* columns;
-
-  template <int M>
-  OCTAVO_INLINE void run(int64_t query) const {
-    Sums<M, kTileVectors, L> sums;
-    sums.clear();
-    sums.add(item.q + query, columns, item.s.block_size, item.s.head_dim);
-    for (int m = 0; m < M; m++)
-      for (int v = 0; v < kTileVectors; v++)
-        store<L>(item.scores + (query + m) * item.stride + token + v * L, sums.of[m][v]);
-  }
-};
 
 // Scores of all queries with all tokens, those that a query does not see included.
 template <int L, class T>
@@ -85,31 +46,8 @@ inline void scores(const Item<T>& item) {
       const int64_t at = smaller(token + v * L, (item.longest - 1) / L * L);
       columns[v] = item.keys + item.block(at / size) + at % size;
     }
-    in_tiles<kMostRows, 3, 1>(item.queries, ScoreTile<L, T>{item, token, columns});
+    in_tiles<kMostRows, 3, 1>(item.queries, ScoreTile<L, T, T>{item, token, columns, size});
   }
-}
-
-// Scores become weights, zero for what a query does not see; returns their sum.
-inline float weights(float* scores, int64_t visible, int64_t longest) {
-  const int64_t end = divided_up(visible, kLanes) * kLanes;
-  for (int64_t i = visible; i < end; i++) scores[i] = -INFINITY;
-  Vec<kLanes> most = splat<kLanes>(-INFINITY);
-  for (int64_t i = 0; i < end; i += kLanes) {
-    const Vec<kLanes> x = load<kLanes>(scores + i);
-    most = x > most ? x : most;
-  }
-  float maximum = most[0];
-  for (int i = 1; i < kLanes; i++) maximum = most[i] > maximum ? most[i] : maximum;
-  Vec<kLanes> totals{};
-  for (int64_t i = 0; i < end; i += kLanes) {
-    const Vec<kLanes> x = load<kLanes>(scores + i);
-    const Vec<kLanes> weight = exponential<kLanes>(x - maximum);
-    const Vec<kLanes> seen = x == -INFINITY ? Vec<kLanes>{} : weight;
-    store<kLanes>(scores + i, seen);
-    totals += seen;
-  }
-  for (int64_t i = end; i < longest; i++) scores[i] = 0;
-  return sum<kLanes>(totals);
 }
 
 template <int L, int V, class T>
@@ -150,8 +88,7 @@ inline void attend(Item<T>& item) {
     scores<8>(item);
   else
     scores<kLanes>(item);
-  for (int64_t query = 0; query < item.queries; query++)
-    item.total[query] = weights(item.scores + query * item.stride, item.visible[query], item.longest);
+  softmax(item);
   if (kLanes == 16 && item.s.head_dim % 16)
     results<8>(item);
   else
@@ -191,7 +128,10 @@ inline void attention_typed(Threads& threads, const Attention& s, const Batch& b
     item.longest = item.visible[item.queries - 1];
     item.scores = threads.scratch(thread);
     item.stride = scores_stride(item.longest);
-    attend(item);
+    if (item.queries < kWidenFromQueries)
+      attend(item);
+    else
+      attend_in_chunks(item, item.scores + kQueriesOfItem * item.stride);
   });
 }
 
