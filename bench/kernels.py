@@ -2,7 +2,7 @@
 
 `make bench-kernels` compiles every shipped configuration for every target, prints the table, and fails where it is not
 the committed one (kernels/octavo_kernels/gpu/compiled.txt) or the code is not as it was meant. UPDATE=1 rewrites the
-table instead; ONLY=paged_attention compiles one operation's and compares those lines.
+table; ONLY=paged_attention compiles one operation's kernels, and compares or rewrites those lines.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def main() -> None:
     text = table(compiled)
     print(text, end="")
     if arguments.update:
-        if arguments.only:
-            sys.exit("--update writes the whole table, so it goes without --only")
-        _TABLE.write_text(text, encoding="utf-8")
+        _update(text.splitlines(), arguments.only)
     changed = list(difflib.unified_diff(_committed(arguments.only), text.splitlines(), "committed", "now", lineterm=""))
     if changed:
         print("\n".join(changed))
@@ -80,6 +78,15 @@ def main() -> None:
     )
     if wrong:
         sys.exit("\n".join(wrong))
+
+
+def _update(lines: list[str], only: str | None) -> None:
+    """Writes the table; the lines of one operation leave the others' as they are."""
+    head, rows = lines[:2], lines[2:]
+    if only:
+        rows += [line for line in _committed(None)[2:] if not line.startswith(f"{only} ")]
+        rows.sort(key=lambda line: line.split()[0])
+    _TABLE.write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
 
 
 def _committed(only: str | None) -> list[str]:

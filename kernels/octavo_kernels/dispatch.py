@@ -15,12 +15,16 @@ import importlib.util
 import os
 from types import ModuleType
 
-__all__ = ["ENVIRONMENT_VARIABLE", "forced_form", "form"]
+__all__ = ["ENVIRONMENT_VARIABLE", "KernelFailed", "forced_form", "form"]
 
 ENVIRONMENT_VARIABLE = "OCTAVO_KERNELS"
 
 # Device type to the forms that run there, best first.
 _FORMS = {"cpu": ("native", "cpu", "reference"), "cuda": ("triton", "reference")}
+
+
+class KernelFailed(RuntimeError):
+    """A kernel does not compile for this GPU, or wants more of it than there is; the message names the kernel."""
 
 
 def forced_form(device_type: str) -> str | None:

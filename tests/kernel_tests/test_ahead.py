@@ -61,6 +61,7 @@ def compiled_as(**changes: Any) -> Compiled:
         ({"loads": 0}, "attention on sm_90 has no load of 16 bytes"),
         ({"mma": {"mma.sync": 8}}, "attention on sm_90 multiplies with mma.sync, not with wgmma"),
         ({"mma": {}}, "attention on sm_90 multiplies with no MMA, not with wgmma"),
+        ({"shared": 233_472}, "attention on sm_90 wants 233472 bytes of shared memory, more than a program may have"),
         ({"programs": 1}, "attention on sm_90 fits 1 times on a multiprocessor, not 2 times"),
     ],
 )

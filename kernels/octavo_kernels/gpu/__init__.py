@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from octavo_kernels.gpu.launching import KernelFailed, launch, target_of
+from octavo_kernels.dispatch import KernelFailed
+from octavo_kernels.gpu.launching import launch, target_of, unsupported_gpu
 from octavo_kernels.gpu.shipped import TARGETS, Configuration, Shipped
 
-__all__ = ["TARGETS", "Configuration", "KernelFailed", "Shipped", "launch", "target_of"]
+__all__ = ["TARGETS", "Configuration", "KernelFailed", "Shipped", "launch", "target_of", "unsupported_gpu"]

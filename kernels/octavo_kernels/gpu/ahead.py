@@ -34,6 +34,8 @@ __all__ = ["HEADER", "Compiled", "compile_ahead", "faults", "operations", "resid
 # Of one multiprocessor, by compute capability: CUDA C++ Programming Guide, "Technical Specifications per Compute
 # Capability". The same for all three: 65,536 registers, given to warps in units of 256; at most 32 programs and 64 warps.
 _SHARED = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
+# What one program may have. The configurations for 80 also run on 8.6, 8.9 and 12.0, which have less.
+_SHARED_OF_PROGRAM = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 _SHARED_OF_SYSTEM = 1024  # bytes that each resident program takes beside its own
 _REGISTERS, _REGISTER_UNIT, _MAX_PROGRAMS, _MAX_WARPS = 65536, 256, 32, 64
 
@@ -161,6 +163,8 @@ def faults(shipped: Shipped, compiled: Compiled) -> list[str]:
         found.append(f"{where} has no load of 16 bytes")
     if shipped.mma and set(compiled.mma) != {shipped.mma}:
         found.append(f"{where} multiplies with {', '.join(sorted(compiled.mma)) or 'no MMA'}, not with {shipped.mma}")
+    if compiled.shared > _SHARED_OF_PROGRAM[compiled.target]:
+        found.append(f"{where} wants {compiled.shared} bytes of shared memory, more than a program may have")
     if compiled.programs < shipped.programs:
         found.append(f"{where} fits {compiled.programs} times on a multiprocessor, not {shipped.programs} times")
     return found

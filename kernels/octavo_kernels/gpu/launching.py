@@ -8,13 +8,21 @@ import torch
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from octavo_kernels.dispatch import KernelFailed
 from octavo_kernels.gpu.shipped import TARGETS, Configuration
 
-__all__ = ["KernelFailed", "launch", "target_of"]
+__all__ = ["launch", "target_of", "unsupported_gpu"]
 
 
-class KernelFailed(RuntimeError):
-    """A kernel does not compile for this GPU, or wants more of it than there is."""
+_MIN_CAPABILITY = (8, 0)
+
+
+def unsupported_gpu(capability: tuple[int, int]) -> str | None:
+    """Why no Triton kernel runs on GPUs of this compute capability (major, minor); None when they do."""
+    if capability < _MIN_CAPABILITY:
+        has, wanted = (".".join(map(str, version)) for version in (capability, _MIN_CAPABILITY))
+        return f"the GPU has compute capability {has}, and the Triton kernels are for {wanted} and later"
+    return None
 
 
 def target_of(device: torch.device) -> int:
@@ -54,6 +62,5 @@ def launch(kernel: Any, grid: tuple[int, ...], configuration: Configuration, *ar
     except (CompilationError, OutOfResources, PTXASError) as error:
         raise KernelFailed(
             f"the Triton kernel {kernel.__name__} does not compile for this GPU with {dict(configuration.constexprs)}, "
-            f"{configuration.num_warps} warps and {configuration.num_stages} stages: {error}. "
-            "OCTAVO_KERNELS=reference runs without Triton kernels, slowly."
+            f"{configuration.num_warps} warps and {configuration.num_stages} stages: {error}"
         ) from error

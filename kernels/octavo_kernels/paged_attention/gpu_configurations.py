@@ -16,26 +16,27 @@ __all__ = ["MIN_PIECE", "Shape", "decode", "merge", "num_splits", "prefill", "sh
 # (target, width of a head as a power of two): rows of a tile, positions of a tile, warps, stages. wgmma and tcgen05 want
 # 64 and 128 rows. What is meant for 80 also runs on GPUs with 99 KiB of shared memory for a program (8.6, 8.9, 12.0).
 _PREFILL = {
-    (80, 64): (128, 64, 4, 2),
-    (80, 128): (128, 32, 8, 2),
+    (80, 64): (128, 64, 8, 3),
+    (80, 128): (128, 32, 8, 3),
     (80, 256): (64, 32, 8, 2),
-    (90, 64): (128, 64, 4, 3),
+    (90, 64): (128, 64, 8, 3),
     (90, 128): (128, 64, 8, 3),
-    (90, 256): (128, 64, 8, 2),
-    (100, 64): (128, 64, 4, 3),
-    (100, 128): (128, 64, 4, 3),
-    (100, 256): (128, 64, 8, 2),
+    (90, 256): (128, 32, 8, 2),
+    (100, 64): (128, 64, 4, 2),
+    (100, 128): (128, 64, 8, 3),
+    (100, 256): (128, 32, 8, 2),
 }
-# The same without rows, which are the group's. Bytes in flight hide the latency, so stages count more than tiles.
+# The same without rows, which are the group's. What counts is bytes on their way from memory: tiles times stages less one,
+# times the programs of a multiprocessor.
 _DECODE = {
     (80, 64): (64, 4, 3),
-    (80, 128): (32, 4, 3),
-    (80, 256): (32, 4, 2),
+    (80, 128): (32, 4, 4),
+    (80, 256): (32, 4, 3),
     (90, 64): (64, 4, 4),
-    (90, 128): (64, 4, 3),
+    (90, 128): (32, 4, 4),
     (90, 256): (32, 4, 3),
     (100, 64): (64, 4, 4),
-    (100, 128): (64, 4, 3),
+    (100, 128): (32, 4, 4),
     (100, 256): (32, 4, 3),
 }
 _MIN_ROWS = 16  # of an MMA instruction
@@ -129,14 +130,17 @@ def merge(shape: Shape, splits: int) -> Configuration:
 
 
 def shipped() -> list[Shipped]:
-    """What is compiled ahead: each width of a head, and for one of them each dtype, block size and usual group."""
-    shapes = [(Shape(head_dim, 4, 16), "bf16") for head_dim in (64, 80, 96, 128, 256)]
-    shapes += [(Shape(128, 4, 16), "fp16"), (Shape(128, 4, 8), "bf16"), (Shape(128, 4, 32), "bf16")]
-    shapes += [(Shape(128, group, 16), "bf16") for group in (1, 2, 7, 8, 64)]
-    return [one for shape, dtype in shapes for one in _shipped(shape, dtype)]
+    """What is compiled ahead: every width of a head for each target; other groups, blocks and dtypes for one of them.
+
+    Group and block size only change how rows and positions become addresses.
+    """
+    widths = [_shipped(Shape(head_dim, 4, 16), "bf16", TARGETS) for head_dim in (64, 80, 96, 128, 256)]
+    groups = [_shipped(Shape(128, group, 16), "bf16", (90,)) for group in (1, 7, 16)]
+    blocks = [_shipped(Shape(128, 4, block_size), "bf16", (90,)) for block_size in (8, 32)]
+    return [one for some in (*widths, *groups, *blocks, _shipped(Shape(128, 4, 16), "fp16", (90,))) for one in some]
 
 
-def _shipped(shape: Shape, dtype: str) -> Iterator[Shipped]:
+def _shipped(shape: Shape, dtype: str, targets: tuple[int, ...]) -> Iterator[Shipped]:
     name = f"{dtype} d{shape.head_dim} g{shape.group} b{shape.block_size}"
     inputs = {"q": f"*{dtype}", "k_cache": f"*{dtype}", "v_cache": f"*{dtype}", "tables": "*i32"}
     lengths = {"query_starts": "*i32", "context_lens": "*i32"}
@@ -150,7 +154,7 @@ def _shipped(shape: Shape, dtype: str) -> Iterator[Shipped]:
     results = {"out": f"*{dtype}", "partial": "*fp32", "partial_largest": "*fp32", "partial_total": "*fp32"}
     strides = ("stride_row", "stride_block", "stride_slot")
     products = {80: "mma.sync", 90: "wgmma", 100: "tcgen05"}
-    for target in TARGETS:
+    for target in targets:
         yield Shipped(
             f"prefill {name}",
             prefill_kernel,
@@ -175,5 +179,6 @@ def _shipped(shape: Shape, dtype: str) -> Iterator[Shipped]:
         merge_kernel,
         {**results, **lengths, "all_context": "*i64", "kv_heads": "i32"},
         merge(shape, _MAX_SPLITS),
+        targets=targets,
         programs=2,
     )

@@ -39,16 +39,18 @@ def _attend(
     """
     lanes = tl.arange(0, TILE_KV)
     dims = tl.arange(0, BLOCK_D)
+    block = tl.load(table + (begin + lanes) // BLOCK_SIZE, mask=begin + lanes < end, other=0)
     for first in range(begin, end, TILE_KV):
         positions = first + lanes
         # What lies behind the context may be NaN, and NaN times a weight of 0 is NaN: it must not be loaded.
         if MASKED:
-            block = tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
             loaded = (positions < end)[:, None] & (dims < HEAD_DIM)[None, :]
         else:
-            block = tl.load(table + positions // BLOCK_SIZE)
             loaded = None if HEAD_DIM == BLOCK_D else (dims < HEAD_DIM)[None, :]
         slot = block.to(tl.int64) * stride_block + (positions % BLOCK_SIZE) * stride_slot
+        # The next tile's blocks, in this iteration: keys and values that wait for a load of their own are not pipelined.
+        following = positions + TILE_KV
+        block = tl.load(table + following // BLOCK_SIZE, mask=following < end, other=0)
         k = tl.load(k_cache + slot[:, None] + dims[None, :], mask=loaded, other=None if loaded is None else 0.0)
         v = tl.load(v_cache + slot[:, None] + dims[None, :], mask=loaded, other=None if loaded is None else 0.0)
         if UPCAST:
@@ -132,7 +134,7 @@ def prefill_kernel(
     total = tl.zeros([ROWS], dtype=tl.float32)
     k_cache += head * HEAD_DIM
     v_cache += head * HEAD_DIM
-    table = tables + low.to(tl.int64) * stride_table
+    table = tables + low * stride_table.to(tl.int64)
     acc, largest, total = _attend(
         acc, largest, total, query, k_cache, v_cache, table, 0, seen_by_all, position,
         log2_scale, stride_block, stride_slot, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE_KV, False, UPCAST,
@@ -219,7 +221,6 @@ def decode_kernel(
     if UPCAST:
         query = query.to(tl.float32)
     end = tl.minimum(begin + piece, context_len)
-    whole_tiles = begin + (end - begin) // TILE_KV * TILE_KV
 
     acc = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
     largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
@@ -227,13 +228,10 @@ def decode_kernel(
     last_seen = tl.zeros([ROWS], dtype=tl.int32) + (end - 1)
     k_cache += head * HEAD_DIM
     v_cache += head * HEAD_DIM
-    table = tables + sequence.to(tl.int64) * stride_table
+    table = tables + sequence * stride_table.to(tl.int64)
+    # Masked all the way: the arithmetic is idle anyway, and a second loop would wait for the first one's loads.
     acc, largest, total = _attend(
-        acc, largest, total, query, k_cache, v_cache, table, begin, whole_tiles, last_seen,
-        log2_scale, stride_block, stride_slot, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE_KV, False, UPCAST,
-    )  # fmt: skip
-    acc, largest, total = _attend(
-        acc, largest, total, query, k_cache, v_cache, table, whole_tiles, end, last_seen,
+        acc, largest, total, query, k_cache, v_cache, table, begin, end, last_seen,
         log2_scale, stride_block, stride_slot, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE_KV, True, UPCAST,
     )  # fmt: skip
     if piece >= context_len:

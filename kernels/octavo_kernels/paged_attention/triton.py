@@ -22,7 +22,6 @@ __all__ = ["DeviceBatch", "paged_attention", "prepare", "shipped", "unsupported"
 _DTYPES = ("float16", "bfloat16")
 _HEAD_DIMS = (64, 80, 96, 128, 256)
 _MAX_GROUP = 64  # query heads of a kv head: rows of the smallest prefill tile
-_MIN_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +49,15 @@ class DeviceBatch:
     decode_context: torch.Tensor
 
 
-def unsupported(capability: tuple[int, int], dtype: str, kv_dtype: str, head_dim: int, group: int) -> str | None:
-    """Why these kernels cannot run a model on a GPU; None when they can.
+def unsupported(dtype: str, kv_dtype: str, head_dim: int, group: int) -> str | None:
+    """Why these kernels cannot run a model; None when they can.
 
     Args:
-        capability: Compute capability, major and minor.
         dtype: Of queries and activations, as torch names it.
         kv_dtype: Of the cache.
         head_dim: Width of a head.
         group: Query heads per kv head.
     """
-    if capability < _MIN_CAPABILITY:
-        return (
-            f"the GPU has compute capability {capability[0]}.{capability[1]}, and the Triton kernels want 8.0 or later"
-        )
     if dtype not in _DTYPES:
         return f"the dtype is {dtype}, and the Triton kernels compute in {' or '.join(_DTYPES)}"
     if kv_dtype != dtype:

@@ -13,10 +13,11 @@ from typing import Protocol
 
 import torch
 
-from octavo_kernels.dispatch import form
+from octavo_kernels.dispatch import KernelFailed, form
 from octavo_kernels.native import Context
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
+from octavo_runtime.engine.gpu import WITHOUT_KERNELS, require_kernels
 from octavo_runtime.engine.kv_cache import KVPool
 from octavo_runtime.engine.measure import one_sequence, prefill_seconds_per_token, swap_seconds_per_block
 from octavo_runtime.engine.memory import kv_memory, require_room_for_weights
@@ -94,6 +95,7 @@ class TorchExecutor:
 
         Raises:
             DeviceLost: The device failed; the process cannot go on.
+            DeviceUnavailable: A kernel does not compile for this GPU, which the first step tells, while loading.
         """
         began = time.perf_counter()
         if self._thread != threading.get_ident() and self._device.type == "cpu":
@@ -108,6 +110,8 @@ class TorchExecutor:
                 torch.cuda.synchronize(self._device)
         except torch.AcceleratorError as error:
             raise DeviceLost(f"the GPU failed in a step of {plan.num_tokens} tokens: {error}") from error
+        except KernelFailed as error:
+            raise DeviceUnavailable(str(error), hint=WITHOUT_KERNELS) from error
         self._sampled = _sampled(plan, result)
         return replace(result, seconds=time.perf_counter() - began)
 
@@ -134,7 +138,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     Raises:
         ModelNotFound, UnsupportedModel, BadWeights: The directory is at fault; the message names the file.
         BadFlags: A setting contradicts the model.
-        DeviceUnavailable: `cuda` without a usable GPU.
+        DeviceUnavailable: `cuda` without a usable GPU, or the GPU is too old for the kernels.
         NotEnoughMemoryForWeights, NotEnoughMemoryForKV: With needed and available bytes.
     """
     directory = Path(config.model)
@@ -150,6 +154,8 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     stored = {checkpoint[slot.source].dtype for slot in weights.slots}
     dtype = resolve_dtype(config.dtype, device.type, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
+    if device.type == "cuda":
+        require_kernels(spec, torch.cuda.get_device_capability(device), dtype, kv_dtype)
     if device.type == "cpu":
         # Before the weights are read, so that what cannot fit fails at once.
         size_kv(spec, config, kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)

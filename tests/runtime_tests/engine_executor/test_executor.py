@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, form
+from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, KernelFailed, form
 from octavo_kernels.native import NativeUnavailable
 from octavo_runtime.domain import BlockCopy, CopyKind, EngineConfig, ScheduledSequence, StepPlan, StepResult
 from octavo_runtime.engine import executor as module
@@ -324,6 +324,29 @@ def test_execute_device_lost(write_model: WriteModel, sequence: BuildSequence, m
     monkeypatch.setattr(executor._decoder, "forward", fail)
     with pytest.raises(DeviceLost, match="ECC"):
         executor.execute(StepPlan((sequence("a", [3], 0, (0,)),)))
+
+
+def test_execute_kernel_does_not_compile(
+    write_model: WriteModel, sequence: BuildSequence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = load(write_model())
+
+    def fail(*_: Any) -> torch.Tensor:
+        raise KernelFailed("the Triton kernel decode_kernel does not compile for this GPU")
+
+    monkeypatch.setattr(executor._decoder, "forward", fail)
+    with pytest.raises(DeviceUnavailable, match="decode_kernel does not compile") as caught:
+        executor.execute(StepPlan((sequence("a", [3], 0, (0,)),)))
+    assert "OCTAVO_KERNELS=reference" in caught.value.hint
+
+
+def test_load_executor_gpu_that_the_kernels_are_not_for(
+    write_model: WriteModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 0))
+    with pytest.raises(DeviceUnavailable, match=r"compute capability 7\.0"):
+        load(write_model(), device="cuda")
 
 
 def test_load_executor_no_gpu(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,42 @@
+"""Whether the GPU kernels run a model on a GPU, told before its weights are read."""
+
+from __future__ import annotations
+
+from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, forced_form
+from octavo_runtime.errors import BadFlags, DeviceUnavailable, UnsupportedModel
+from octavo_runtime.loading.spec import DecoderSpec
+
+__all__ = ["WITHOUT_KERNELS", "require_kernels"]
+
+WITHOUT_KERNELS = f"{ENVIRONMENT_VARIABLE}=reference runs without GPU kernels of our own, on torch, slowly."
+"""What to do about a kernel that cannot run."""
+
+
+def require_kernels(spec: DecoderSpec, capability: tuple[int, int], dtype: str, kv_dtype: str) -> None:
+    """Refuses what the Triton kernels cannot run, unless the environment forces another form.
+
+    Args:
+        spec: The model.
+        capability: Compute capability of the GPU, major and minor.
+        dtype: Of weights and activations, resolved.
+        kv_dtype: Of the KV cache, resolved.
+
+    Raises:
+        BadFlags: The environment forces a form that there is not on a GPU.
+        DeviceUnavailable: The GPU is too old.
+        UnsupportedModel: The shape or the type of its heads.
+    """
+    try:
+        forced = forced_form("cuda")
+    except RuntimeError as error:
+        raise BadFlags(str(error)) from error
+    if forced == "reference":
+        return
+    from octavo_kernels.gpu import unsupported_gpu
+    from octavo_kernels.paged_attention import triton as paged_attention
+
+    if why := unsupported_gpu(capability):
+        raise DeviceUnavailable(why, hint=WITHOUT_KERNELS)
+    group = spec.num_heads // spec.num_kv_heads
+    if why := paged_attention.unsupported(dtype, kv_dtype, spec.head_dim, group):
+        raise UnsupportedModel(why, hint=WITHOUT_KERNELS)
