@@ -7,8 +7,7 @@ from typing import Any
 import torch
 import triton
 
-from octavo_kernels.gpu import Configuration, Shipped, launch
-from octavo_kernels.gpu.shipped import TARGETS
+from octavo_kernels.gpu import TARGETS, Configuration, Shipped, launch
 from octavo_kernels.linear.gpu_kernels import groups_kernel, int8_kernel, quantise_kernel, sum_kernel
 
 __all__ = ["linear_w4a16", "linear_w8a8", "linear_w8a16", "pack_groups", "shipped"]
