@@ -68,3 +68,15 @@ def test_cache_narrower_than_activations(form: Any, generator: torch.Generator) 
     values = given["qkv"][:, 5:].clone()
     form.rotary_kv(**given, q_norm=None, k_norm=None, eps=0)
     assert torch.equal(given["v_cache"].flatten(0, 1)[given["slots"]], values.bfloat16())
+
+
+@pytest.mark.parametrize("form", [reference, cpu])
+def test_padding_is_written_nowhere(form: Any, generator: torch.Generator) -> None:
+    given = inputs(6, 3, 2, 8, torch.float32, generator)
+    given["slots"][[1, 4]] = -1
+    kept = given["slots"] >= 0
+    values = given["qkv"][kept, 5:].clone()
+    form.rotary_kv(**given, q_norm=None, k_norm=None, eps=0)
+    for cache in (given["k_cache"], given["v_cache"]):
+        assert int(cache.flatten(0, 1).isfinite().any(dim=-1).any(dim=-1).sum()) == 4
+    assert torch.equal(given["v_cache"].flatten(0, 1)[given["slots"][kept]], values)

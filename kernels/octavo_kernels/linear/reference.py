@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["dequantised", "from_groups", "linear", "quantised"]
+__all__ = ["dequantised", "dequantised_groups", "from_groups", "linear", "quantised"]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -19,6 +19,21 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         [tokens, out], float32.
     """
     return torch.nn.functional.linear(x, weight.float(), None if bias is None else bias.float())
+
+
+def dequantised_groups(quants: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor) -> torch.Tensor:
+    """A weight in groups of 32 inputs that share a scale and a minimum.
+
+    Args:
+        quants: [out, in], uint8, from 0 to 15.
+        scales: [out, in / 32], float16.
+        minima: The same.
+
+    Returns:
+        [out, in], float32: quant * scale + minimum.
+    """
+    groups = quants.view(*scales.shape, 32).float()
+    return (groups * scales.float()[..., None] + minima.float()[..., None]).flatten(1)
 
 
 def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,8 +28,8 @@ def rotary_kv(
         sin: [tokens, head_dim]: sine, likewise.
         k_cache: [blocks, block size, kv heads, head_dim]; written at `slots`.
         v_cache: The same for values.
-        slots: [tokens], int64: block * block size + offset, each at most once. The reference and a GPU's form also know
-            -1: a row of nobody, whose keys and values go nowhere.
+        slots: [tokens], int64: block * block size + offset, each at most once; negative in a row that pads a captured
+            graph's batch, whose keys and values are written nowhere.
         q_norm: [head_dim]: weight of the RMSNorm of each query head before rotation, or None.
         k_norm: The same for keys.
         eps: Of those norms.

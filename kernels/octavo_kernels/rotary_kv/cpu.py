@@ -28,6 +28,10 @@ def rotary_kv(
         qkv[:, :q_heads] = rms_norm(qkv[:, :q_heads], q_norm, eps)
         qkv[:, q_heads:-kv_heads] = rms_norm(qkv[:, q_heads:-kv_heads], k_norm, eps)
     qk = rotate(qkv[:, :-kv_heads], cos, sin)
-    k_cache.view(-1, kv_heads, head_dim).index_copy_(0, slots, qk[:, q_heads:].to(k_cache.dtype))
-    v_cache.view(-1, kv_heads, head_dim).index_copy_(0, slots, qkv[:, -kv_heads:].to(v_cache.dtype))
+    k, v = qk[:, q_heads:], qkv[:, -kv_heads:]
+    written = slots >= 0
+    if not written.all():
+        k, v, slots = k[written], v[written], slots[written]
+    k_cache.view(-1, kv_heads, head_dim).index_copy_(0, slots, k.to(k_cache.dtype))
+    v_cache.view(-1, kv_heads, head_dim).index_copy_(0, slots, v.to(v_cache.dtype))
     return qk[:, :q_heads]

@@ -38,7 +38,7 @@ def rotary_kv(
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    kept = slots >= 0
-    k_cache.view(-1, kv_heads, head_dim)[slots[kept]] = k[kept].to(k_cache.dtype)
-    v_cache.view(-1, kv_heads, head_dim)[slots[kept]] = v[kept].to(v_cache.dtype)
+    written = slots >= 0
+    k_cache.view(-1, kv_heads, head_dim)[slots[written]] = k[written].to(k_cache.dtype)
+    v_cache.view(-1, kv_heads, head_dim)[slots[written]] = v[written].to(v_cache.dtype)
     return q

@@ -1,0 +1,190 @@
+"""One program for each row, which it reads a few times; nothing is sorted."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from octavo_kernels.gpu import Configuration, Shipped, launch
+from octavo_kernels.sampling.reference import MIN_TEMPERATURE, NOT_FINITE, best
+
+__all__ = ["best", "sample", "shipped"]
+
+
+@triton.jit
+def _likelihood(row_ptr, start, largest, temperature, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
+    """exp((logit - largest) / temperature) of BLOCK tokens; 0 behind the vocabulary."""
+    tokens = start + tl.arange(0, BLOCK)
+    logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=-float("inf")).to(tl.float32)
+    return tl.exp((logits - largest) / temperature)
+
+
+@triton.jit
+def _bound(
+    row_ptr, largest, temperature, floor, wanted, BY_MASS: tl.constexpr, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The largest likelihood for which the tokens as likely or likelier are enough, `floor` if it is less or none is.
+
+    Enough is a mass of `wanted` where BY_MASS, else so many of them. Positive floats stand in the order of their
+    bits, so bisection finds it; both ends always move on to a likelihood that a token has, and meet in few passes.
+
+        bits of   floor ··· low │ ··· middle ··· │ high ··· 1.0
+                        enough for sure     may be enough, the bound lies in between or is one of the two
+    """
+    low = floor.to(tl.int32, bitcast=True)
+    high = tl.full((), 0x3F800000, tl.int32)  # 1.0, the most likely token's
+    while low < high:
+        middle = (low + (high - low + 1) // 2).to(tl.float32, bitcast=True)
+        enough = tl.zeros((BLOCK,), tl.float64)
+        above = tl.full((BLOCK,), 1.0, tl.float32)  # the smallest likelihood of at least `middle`
+        below = tl.zeros((BLOCK,), tl.float32)  # the largest under it
+        for start in range(0, VOCABULARY, BLOCK):
+            likelihood = _likelihood(row_ptr, start, largest, temperature, VOCABULARY, BLOCK)
+            counts = likelihood >= middle
+            enough += tl.where(counts, likelihood if BY_MASS else 1.0, 0.0)
+            above = tl.where(counts, tl.minimum(above, likelihood), above)
+            below = tl.where(counts, below, tl.maximum(below, likelihood))
+        if tl.sum(enough) >= wanted:
+            low = tl.min(above).to(tl.int32, bitcast=True)
+        else:
+            high = tl.maximum(tl.max(below).to(tl.int32, bitcast=True), low)
+    return low.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _mass(row_ptr, largest, temperature, bound, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of all likelihoods of at least `bound`."""
+    mass = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, VOCABULARY, BLOCK):
+        likelihood = _likelihood(row_ptr, start, largest, temperature, VOCABULARY, BLOCK)
+        mass += tl.where(likelihood >= bound, likelihood, 0.0)
+    return tl.sum(mass)
+
+
+@triton.jit
+def sample_kernel(
+    logits_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    uniform_ptr,
+    tokens_ptr,
+    row_stride,
+    VOCABULARY: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MIN_TEMPERATURE: tl.constexpr,
+    NOT_FINITE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    row_ptr = logits_ptr + row * row_stride
+
+    # The largest logit and the first token that has it. Each of the BLOCK lanes keeps its own until the end.
+    lane_largest = tl.full((BLOCK,), -float("inf"), tl.float32)
+    lane_first = tl.full((BLOCK,), VOCABULARY, tl.int32)
+    lane_nan = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, VOCABULARY, BLOCK):
+        tokens = start + tl.arange(0, BLOCK)
+        logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=-float("inf")).to(tl.float32)
+        lane_first = tl.where(logits > lane_largest, tokens, lane_first)
+        lane_largest = tl.where(logits > lane_largest, logits, lane_largest)
+        lane_nan = tl.where(logits != logits, 1, lane_nan)  # noqa: PLR0124  only NaN differs from itself
+    largest = tl.max(lane_largest)
+    token = tl.min(tl.where(lane_largest == largest, lane_first, VOCABULARY))
+    finite = (tl.max(lane_nan) == 0) & (tl.abs(largest) < float("inf"))
+
+    temperature = tl.load(temperature_ptr + row)
+    if finite & (temperature > 0):
+        temperature = tl.maximum(temperature, MIN_TEMPERATURE)
+        bound = tl.load(min_p_ptr + row)
+        top_k = tl.load(top_k_ptr + row)
+        if (top_k > 0) & (top_k < VOCABULARY):
+            bound = _bound(row_ptr, largest, temperature, bound, top_k, False, VOCABULARY, BLOCK)
+        mass = _mass(row_ptr, largest, temperature, bound, VOCABULARY, BLOCK)
+        top_p = tl.load(top_p_ptr + row)
+        if top_p < 1:
+            # All tokens below that together are less than the share that may go: half of it, to be safe from rounding.
+            negligible = ((1 - top_p) * mass / (2 * VOCABULARY)).to(tl.float32)
+            floor = tl.maximum(bound, negligible)
+            bound = _bound(row_ptr, largest, temperature, floor, top_p * mass, True, VOCABULARY, BLOCK)
+            mass = _mass(row_ptr, largest, temperature, bound, VOCABULARY, BLOCK)
+
+        # The first token whose mass, with all before it, is more than the target lies in the first piece of which that
+        # is true. Should rounding leave none, the last possible token is taken.
+        target = tl.load(uniform_ptr + row) * mass
+        before = tl.zeros((), tl.float64)
+        until = tl.zeros((), tl.float64)
+        lane_last = tl.full((BLOCK,), -1, tl.int32)
+        start = 0
+        while (start < VOCABULARY) & (until <= target):
+            likelihood = _likelihood(row_ptr, start, largest, temperature, VOCABULARY, BLOCK)
+            kept = (likelihood >= bound) & (likelihood > 0)
+            lane_last = tl.where(kept, start + tl.arange(0, BLOCK), lane_last)
+            before = until
+            until = before + tl.sum(tl.where(kept, likelihood, 0.0).to(tl.float64))
+            start += BLOCK
+        start -= BLOCK
+        likelihood = _likelihood(row_ptr, start, largest, temperature, VOCABULARY, BLOCK)
+        kept = (likelihood >= bound) & (likelihood > 0)
+        masses = before + tl.cumsum(tl.where(kept, likelihood, 0.0).to(tl.float64))
+        found = tl.min(tl.where(kept & (masses > target), start + tl.arange(0, BLOCK), VOCABULARY))
+        token = tl.where(found < VOCABULARY, found, tl.max(lane_last))
+    tl.store(tokens_ptr + row, tl.where(finite, token, NOT_FINITE).to(tl.int64))
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
+) -> torch.Tensor:
+    """See octavo_kernels.sampling."""
+    rows, vocabulary = logits.shape
+    assert logits.stride(1) == 1
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    parameters = [column.contiguous() for column in (temperature, top_k, top_p, min_p, uniform)]
+    launch(sample_kernel, (rows,), configuration(vocabulary), logits, *parameters, tokens, logits.stride(0))
+    return tokens
+
+
+def configuration(vocabulary: int) -> Configuration:
+    """For rows of so many logits: sixteen numbers a thread, in eight warps."""
+    block = min(triton.next_power_of_2(vocabulary), 4096)
+    return Configuration(
+        {
+            "VOCABULARY": vocabulary,
+            "BLOCK": block,
+            "MIN_TEMPERATURE": MIN_TEMPERATURE,
+            "NOT_FINITE": NOT_FINITE,
+        },
+        num_warps=min(max(block // 512, 1), 8),
+    )
+
+
+def shipped() -> list[Shipped]:
+    """Vocabularies of SmolLM2, Llama 3 and Qwen3."""
+    return [
+        Shipped(
+            name=f"{dtype} v{vocabulary}",
+            kernel=sample_kernel,
+            signature={
+                "logits_ptr": f"*{dtype}",
+                "temperature_ptr": "*fp32",
+                "top_k_ptr": "*i64",
+                "top_p_ptr": "*fp32",
+                "min_p_ptr": "*fp32",
+                "uniform_ptr": "*fp64",
+                "tokens_ptr": "*i64",
+                "row_stride": "i32",
+            },
+            configuration=configuration(vocabulary),
+            divisible=("row_stride",),
+            programs=1,
+        )
+        for dtype in ("fp32", "bf16", "fp16")
+        for vocabulary in (49152, 128256, 151936)
+        if dtype == "fp32" or vocabulary == 151936
+    ]
