@@ -73,5 +73,4 @@ def from_groups(quants: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor
     if minima is None:
         return (quants.view(out, groups, -1).float() * scales.float()[..., None]).view(out, -1)
     packed = quants.view(out, groups, -1)
-    steps = torch.cat((packed & 15, packed >> 4), dim=2).float()
-    return (steps * scales.float()[..., None] + minima.float()[..., None]).view(out, -1)
+    return dequantised_groups(torch.cat((packed & 15, packed >> 4), dim=2).flatten(1), scales, minima)
