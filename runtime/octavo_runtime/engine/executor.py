@@ -13,14 +13,16 @@ from typing import Protocol
 
 import torch
 
+from octavo_kernels import sampling
 from octavo_kernels.dispatch import form
 from octavo_kernels.native import Context
+from octavo_kernels.sampling.native import NativeSampling
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.kv_cache import KVPool
 from octavo_runtime.engine.measure import one_sequence, prefill_seconds_per_token, swap_seconds_per_block
 from octavo_runtime.engine.memory import kv_memory, require_room_for_weights
-from octavo_runtime.engine.sampler import sample_tokens
+from octavo_runtime.engine.sampler import SamplingForm, sample_tokens
 from octavo_runtime.engine.threads import set_threads
 from octavo_runtime.errors import DeviceLost, DeviceUnavailable
 from octavo_runtime.loading.checkpoint import open_checkpoint
@@ -73,13 +75,21 @@ class TorchExecutor:
         decoder: The model.
         pool: Its KV cache.
         info: Its limits.
+        sampling_form: What draws the tokens.
     """
 
-    def __init__(self, decoder: Decoder | NativeDecoder, pool: KVPool, info: EngineInfo) -> None:
+    def __init__(
+        self,
+        decoder: Decoder | NativeDecoder,
+        pool: KVPool,
+        info: EngineInfo,
+        sampling_form: SamplingForm = sampling,
+    ) -> None:
         self._decoder = decoder
         self._pool = pool
         self._device = torch.device(info.device)
         self._info = info
+        self._sampling = sampling_form
         self._sampled: dict[int, int] = {}  # by the last step: sequence number -> token
         self._thread: int | None = None
 
@@ -114,7 +124,7 @@ class TorchExecutor:
     def _compute(self, plan: StepPlan) -> StepResult:
         batch = build_batch(plan, self._sampled, self._info.block_size, self._device)
         logits = self._decoder.forward(batch.token_ids, batch.positions, batch.slots, batch.paged, batch.sampling_rows)
-        return sample_tokens(logits, plan.sequences)
+        return sample_tokens(logits, plan.sequences, self._sampling)
 
 
 def _sampled(plan: StepPlan, result: StepResult) -> dict[int, int]:
@@ -210,7 +220,8 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     decoder, pool, info = assemble(size)
     kv_bytes, kv_tokens = size.num_blocks * size.block_bytes, size.num_blocks * config.block_size
     report("kv cache", kv_bytes, kv_bytes)
-    executor = TorchExecutor(decoder, pool, info)
+    sampler: SamplingForm = NativeSampling(native) if native else sampling
+    executor = TorchExecutor(decoder, pool, info, sampler)
     info = replace(
         info,
         prefill_seconds_per_token=prefill_seconds_per_token(executor, longest),
@@ -229,7 +240,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         kv_tokens / size.max_model_len,
         size.max_model_len,
     )
-    return TorchExecutor(decoder, pool, info)
+    return TorchExecutor(decoder, pool, info, sampler)
 
 
 def _kernels(native: Context, quantization: str) -> str:
