@@ -65,9 +65,12 @@ stories: .venv/stamp ## the end-to-end stories on the one-node cluster, which is
 	$(CLUSTER) images >/dev/null
 	$(PY) -m pytest -q -p no:cacheprovider --timeout=900 --durations=10 e2e/stories
 
-.PHONY: bench-serving bench-quality bench-paging bench-scheduling bench-core bench-autoscaling bench-scraping bench-operator
+.PHONY: bench-serving bench-quality bench-paging bench-scheduling bench-core bench-autoscaling bench-scraping bench-operator bench-neighbours
 bench-serving: .venv/stamp ## our engine's speed, offline and over HTTP, beside this machine's limits; PROFILE=1 tells where it goes
 	@$(PY) -m bench.serving $(if $(PROFILE),--profile)
+
+bench-neighbours: .venv/stamp ## what a busy neighbour costs an engine, and two engines each other
+	@$(PY) -m bench.neighbours
 
 bench-quality: .venv/stamp ## what quantised weights cost in perplexity and agreement, and save in bytes
 	@$(PY) -m bench.quality

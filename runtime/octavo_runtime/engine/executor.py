@@ -21,7 +21,7 @@ from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, Step
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.kv_cache import KVPool
 from octavo_runtime.engine.measure import one_sequence, prefill_seconds_per_token, swap_seconds_per_block
-from octavo_runtime.engine.memory import kv_memory, require_room_for_weights
+from octavo_runtime.engine.memory import keep_freed_memory, kv_memory, require_room_for_weights, return_freed_memory
 from octavo_runtime.engine.sampler import SamplingForm, sample_tokens
 from octavo_runtime.engine.threads import set_threads
 from octavo_runtime.errors import DeviceLost, DeviceUnavailable
@@ -29,6 +29,7 @@ from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.plan import (
     DEFAULT_CPU_KV_MEMORY,
     KVSize,
+    check_batch_invariant,
     check_growth,
     check_quantization,
     kv_block_bytes,
@@ -157,19 +158,21 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     config = replace(config, device=device.type)
     check_growth(config)
     check_quantization(config)
+    check_batch_invariant(config)
     stored = {checkpoint[slot.source].dtype for slot in weights.slots}
     dtype = resolve_dtype(config.dtype, device.type, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
     if device.type == "cpu":
         # Before the weights are read, so that what cannot fit fails at once.
         size_kv(spec, config, kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)
-    native = open_native(spec, set_threads(), config.quantization) if device.type == "cpu" else None
+    native = open_native(spec, set_threads(), _needs_native(config)) if device.type == "cpu" else None
     stored_dtype = storage_dtype(dtype, stored) if native else dtype
     weights_bytes = weight_bytes(weights, stored_dtype)
     require_room_for_weights(weights_bytes, stored_dtype, device)  # they are quantised when they have been read
     if config.quantization != "none":
         weights_bytes = quantised_bytes(weights, stored_dtype)
     report = progress or (lambda _stage, _done, _total: None)
+    return_freed_memory()
     parameters = load_weights(
         checkpoint,
         weights,
@@ -218,6 +221,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         activations = _peak_memory(TorchExecutor(*assemble(trial)), longest)
     size = size_kv(spec, config, kv_dtype, kv_memory(config, device, activations))
     decoder, pool, info = assemble(size)
+    keep_freed_memory()
     kv_bytes, kv_tokens = size.num_blocks * size.block_bytes, size.num_blocks * config.block_size
     report("kv cache", kv_bytes, kv_bytes)
     sampler: SamplingForm = NativeSampling(native) if native else sampling
@@ -241,6 +245,13 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         size.max_model_len,
     )
     return TorchExecutor(decoder, pool, info, sampler)
+
+
+def _needs_native(config: EngineConfig) -> str | None:
+    """The flag that native kernels alone can do, with its value."""
+    if config.quantization != "none":
+        return f"--quantization {config.quantization}"
+    return "--batch-invariant" if config.batch_invariant else None
 
 
 def _kernels(native: Context, quantization: str) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "KVSize",
     "ModelPlan",
     "activation_bytes",
+    "check_batch_invariant",
     "check_growth",
     "check_quantization",
     "kv_block_bytes",
@@ -249,6 +250,22 @@ def check_quantization(config: EngineConfig) -> None:
         raise BadFlags(
             f"--quantization {config.quantization} runs on a CPU alone, and the device is {config.device}",
             hint="Leave --quantization out, or use --device cpu.",
+        )
+
+
+def check_batch_invariant(config: EngineConfig) -> None:
+    """Checks that the device has kernels which compute each sequence alike in any batch, if that is asked for.
+
+    Args:
+        config: With the device resolved.
+
+    Raises:
+        BadFlags: It is a GPU.
+    """
+    if config.batch_invariant and config.device != "cpu":
+        raise BadFlags(
+            f"--batch-invariant is for the native CPU kernels, and the device is {config.device}",
+            hint="Leave --batch-invariant out, or use --device cpu.",
         )
 
 

@@ -21,28 +21,27 @@ __all__ = ["NativeDecoder", "open_native"]
 logger = logging.getLogger(__name__)
 
 
-def open_native(spec: DecoderSpec, threads: int, quantization: str = "none") -> Context | None:
+def open_native(spec: DecoderSpec, threads: int, needed_by: str | None = None) -> Context | None:
     """The native kernels, where they run this model and the environment does not force another form.
 
     Args:
         spec: The model.
         threads: How many may be busy at once.
-        quantization: Of the weights; anything but none has this form alone.
+        needed_by: The flag that only they can do, with its value; None: torch may take their place.
 
     Raises:
         BadFlags: The environment forces a form that does not exist; or this one cannot run, and the environment forces
-            it or the weights are to be quantised.
+            it or a flag needs it.
     """
     try:
         forced = forced_form("cpu")
     except RuntimeError as error:
         raise BadFlags(str(error)) from error
-    quantised = quantization != "none"
     if forced not in {None, "native"}:
-        if quantised:
+        if needed_by:
             raise BadFlags(
-                f"--quantization {quantization} needs the native kernels, but {ENVIRONMENT_VARIABLE}={forced}",
-                hint=f"Leave --quantization or {ENVIRONMENT_VARIABLE} out.",
+                f"{needed_by} needs the native kernels, but {ENVIRONMENT_VARIABLE}={forced}",
+                hint=f"Leave {needed_by.split()[0]} or {ENVIRONMENT_VARIABLE} out.",
             )
         return None
     why = unsupported(spec.head_dim)
@@ -51,10 +50,10 @@ def open_native(spec: DecoderSpec, threads: int, quantization: str = "none") -> 
             return Context(threads)
         except NativeUnavailable as error:
             why = str(error)
-    if quantised:
+    if needed_by:
         raise BadFlags(
-            f"--quantization {quantization} needs the native kernels, but {why}",
-            hint="Leave --quantization out to run on torch, with the weights as they are stored.",
+            f"{needed_by} needs the native kernels, but {why}",
+            hint=f"Leave {needed_by.split()[0]} out to run on torch, with the weights as they are stored.",
         )
     if forced:
         raise BadFlags(
