@@ -71,12 +71,15 @@ stories: .venv/stamp ## the end-to-end stories on the one-node cluster, which is
 bench-kernels: .venv/stamp ## compile the GPU kernels (no GPU needed) and compare with the committed table; UPDATE=1 rewrites it
 	@$(PY) -m bench.kernels $(if $(UPDATE),--update) $(if $(ONLY),--only '$(ONLY)')
 
-.PHONY: bench-serving bench-peers bench-quality bench-paging bench-scheduling bench-core bench-autoscaling bench-scraping bench-operator
+.PHONY: bench-serving bench-peers bench-quality bench-paging bench-scheduling bench-core bench-autoscaling bench-scraping bench-operator bench-neighbours
 bench-serving: .venv/stamp ## our engine's speed, offline and over HTTP, beside this machine's limits; PROFILE=1 tells where it goes
 	@$(PY) -m bench.serving $(if $(PROFILE),--profile)
 
 bench-peers: .venv/stamp ## Octavo, vLLM and llama.cpp in turns on two cores; installs those first; SHORT=1 one turn, INSTALL=1 no turn, ONLY=A,B some sides
 	@$(PY) -m bench.peers $(if $(SHORT),--short) $(if $(INSTALL),--install) $(if $(ONLY),--only '$(ONLY)')
+
+bench-neighbours: .venv/stamp ## what a busy neighbour costs an engine, and two engines each other
+	@$(PY) -m bench.neighbours
 
 bench-quality: .venv/stamp ## what quantised weights cost in perplexity and agreement, and save in bytes
 	@$(PY) -m bench.quality

@@ -3,8 +3,12 @@
     python -m bench.serving --profile
 
 Offline: 1, 8 and 32 streams of random token ids, and the prefill of one long prompt, then the same in turns with
-torch's kernels, with weights in eight bits, and in the four bits of the GGUF file that the model comes as. Over HTTP, streaming: a closed loop of 1, 8 and 32 clients, each sending its next request when the last is answered, then an open loop with Poisson
-arrivals at 80 % of the rate that 32 clients reached. A request that fails ends the benchmark: errors are not speed.
+torch's kernels, with weights in eight bits, and in the four bits of the GGUF file that the model comes as.
+
+Over HTTP, streaming: a closed loop of 1, 8 and 32 clients, each sending its next request when the last is answered, in
+turns with the very same requests offline (`http_8_vs_offline`), with weights as stored and in eight bits; then an open
+loop with Poisson arrivals at 80 % of the rate that 32 clients reached; what a token costs each process; start-up, and
+peak memory beside its bound. A request that fails ends the benchmark: errors are not speed.
 """
 
 from __future__ import annotations
@@ -20,39 +24,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass, field
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import aiohttp
 
 from bench.report import percentiles, report, say
+from bench.serving_client import OUTPUT, Load, closed, opened, prompt, request
 
-_PROMPT, _OUTPUT = 128, 64  # tokens of a request over HTTP
-_CLOSED = {1: 4, 8: 3, 32: 2}  # clients: requests of each
-_OPEN_SECONDS = 40
+_CLOSED = {1: 2, 8: 2, 32: 1}  # clients: requests of each in a turn
+_TURNS = 2
+_OPEN_SECONDS = 20
 _READY_SECONDS = 120
-
-
-@dataclass
-class Load:
-    """What the clients of one load saw, in seconds."""
-
-    ttft: list[float] = field(default_factory=list)
-    itl: list[float] = field(default_factory=list)
-    e2e: list[float] = field(default_factory=list)
-    tokens: int = 0
-    seconds: float = 0.0
-
-    def figures(self, name: str) -> dict[str, float]:
-        return {
-            f"{name}_tok_s": self.tokens / self.seconds,
-            f"{name}_req_s": len(self.e2e) / self.seconds,
-            **percentiles(f"{name}_ttft_s", self.ttft),
-            **percentiles(f"{name}_itl_s", self.itl),
-            **percentiles(f"{name}_e2e_s", self.e2e),
-        }
+_SMALL_KV = 128 << 20  # bytes that the clients below fill, so that they count in the memory that is used
+_FILLING = 24  # requests: 24 * 192 tokens of 45 KiB
+_KV = 1 << 30
+_BASE_MEMORY = 300 << 20  # that everything but weights and KV may take
 
 
 class Server:
@@ -60,15 +47,33 @@ class Server:
 
     Args:
         model: The model's directory.
+        kv_cache_memory: In bytes.
+        flags: Further flags.
     """
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, kv_cache_memory: int = _KV, *flags: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        flags = ["--host", "127.0.0.1", "--port", str(self.port), "--kv-cache-memory", "1Gi", "--log-level", "warning"]
-        self._process = subprocess.Popen([sys.executable, "-m", "octavo_runtime.cli", "serve", str(model), *flags])
+        self._began = time.perf_counter()
+        given = ["--host", "127.0.0.1", "--port", str(self.port), "--log-level", "warning", *flags]
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "octavo_runtime.cli",
+                "serve",
+                str(model),
+                "--kv-cache-memory",
+                str(kv_cache_memory),
+                *given,
+            ]
+        )
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was started."""
+        return time.perf_counter() - self._began
 
     @property
     def processes(self) -> dict[str, int]:
@@ -77,30 +82,26 @@ class Server:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
         return {"server": pid, "engine": int(children[0])}
 
-    async def ready(self, http: aiohttp.ClientSession) -> float:
-        """Seconds until /readyz says so."""
-        began = time.perf_counter()
-        while time.perf_counter() - began < _READY_SECONDS:
+    def wait_until_ready(self) -> None:
+        """Waits until /readyz says so."""
+        while self.age < _READY_SECONDS:
             if self._process.poll() is not None:
                 raise SystemExit(f"octavo serve ended with {self._process.returncode}")
-            with contextlib.suppress(aiohttp.ClientConnectionError):
-                async with http.get("/readyz") as answer:
-                    if answer.status == 200:
-                        return time.perf_counter() - began
-            await asyncio.sleep(0.05)
+            url = f"http://127.0.0.1:{self.port}/readyz"
+            with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url):
+                return
+            time.sleep(0.02)
         raise SystemExit(f"octavo serve is not ready after {_READY_SECONDS} s")
 
     def usage(self) -> dict[str, dict[str, float]]:
-        """Seconds of processor and GiB of memory at its peak, for each process."""
+        """Seconds of processor, and bytes of memory at its peak and that are its own now, for each process."""
         usage = {}
         for name, pid in self.processes.items():
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-            peak = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
-            usage[name] = {
-                "cpu": (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
-                "memory": int(peak) / 2**20,
-            }
+            threads = Path(f"/proc/{pid}/task").iterdir()
+            nanoseconds = sum(int((each / "schedstat").read_text(encoding="ascii").split()[0]) for each in threads)
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+            sizes = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in status if line.endswith(" kB")}
+            usage[name] = {"cpu": nanoseconds / 1e9, "peak": sizes["VmHWM"], "anonymous": sizes["RssAnon"]}
         return usage
 
     def stop(self) -> None:
@@ -111,108 +112,89 @@ class Server:
             raise SystemExit(f"octavo serve ended with {code}")
 
 
-async def _request(http: aiohttp.ClientSession, rng: random.Random, load: Load) -> None:
-    body = {
-        "prompt": [rng.randrange(3, 48_000) for _ in range(_PROMPT)],
-        "max_tokens": _OUTPUT,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    began = last = time.perf_counter()
-    first = None
-    usage: dict[str, int] = {}
-    done = False
-    async with http.post("/v1/completions", json=body) as answer:
-        if answer.status != 200:
-            raise SystemExit(f"a request got {answer.status}: {await answer.text()}")
-        async for line in answer.content:
-            now = time.perf_counter()
-            if line == b"data: [DONE]\n":
-                done = True
-            elif line.startswith(b"data: "):
-                event = json.loads(line[6:])
-                if "error" in event:
-                    raise SystemExit(f"a request failed: {event}")
-                usage = event["usage"] or usage
-                if event["choices"] and event["choices"][0]["text"]:
-                    if first is None:
-                        first = now
-                        load.ttft.append(now - began)
-                    else:
-                        load.itl.append(now - last)
-                    last = now
-    if not done or usage.get("completion_tokens") != _OUTPUT:
-        raise SystemExit(f"a stream was cut: {usage}")
-    load.e2e.append(time.perf_counter() - began)
-    load.tokens += usage["completion_tokens"]
-
-
-async def _closed(http: aiohttp.ClientSession, clients: int, requests: int) -> Load:
-    load = Load()
-
-    async def client(number: int) -> None:
-        rng = random.Random(1000 * clients + number)
-        for _ in range(requests):
-            await _request(http, rng, load)
-
-    return await _run(load, [client(number) for number in range(clients)])
-
-
-async def _open(http: aiohttp.ClientSession, rate: float) -> Load:
-    load = Load()
-    rng = random.Random(7)
-    arrivals = []
-    at = rng.expovariate(rate)
-    while at < _OPEN_SECONDS:
-        arrivals.append(at)
-        at += rng.expovariate(rate)
-
-    async def client(number: int, at: float) -> None:
-        await asyncio.sleep(at)
-        await _request(http, random.Random(100_000 + number), load)
-
-    return await _run(load, [client(number, at) for number, at in enumerate(arrivals or [0.0])])
-
-
-async def _run(load: Load, clients: list[Coroutine[Any, Any, None]]) -> Load:
-    began = time.perf_counter()
-    await asyncio.gather(*clients)
-    load.seconds = time.perf_counter() - began
-    return load
-
-
-@contextlib.asynccontextmanager
-async def _served(model: Path) -> AsyncIterator[tuple[Server, aiohttp.ClientSession]]:
-    server = Server(model)
+@contextlib.contextmanager
+def _served(model: Path, *flags: str, kv_cache_memory: int = _KV) -> Iterator[Server]:
+    server = Server(model, kv_cache_memory, *flags)
     try:
-        connector = aiohttp.TCPConnector(limit=0)
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(server.url, connector=connector, timeout=timeout) as http:
-            yield server, http
+        server.wait_until_ready()
+        yield server
     finally:
         server.stop()
 
 
-async def _over_http(model: Path) -> dict[str, float]:
+def _over_http(model: Path, quantization: str, name: str) -> dict[str, float]:
+    """The closed loops, in turns with the same requests offline."""
+    from octavo_runtime import LLM, SamplingParams
+
+    llm = LLM(model, kv_cache_memory=_KV, quantization=quantization)
+    sampling = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
+
+    def offline(clients: int, requests: int, seed: int) -> float:
+        drawn = [random.Random(seed + 1000 * clients + number) for number in range(clients)]
+        began = time.perf_counter()
+        for _ in range(requests):
+            llm.generate([prompt(rng) for rng in drawn], sampling)
+        return time.perf_counter() - began
+
     figures: dict[str, float] = {}
-    async with _served(model) as (server, http):
-        figures["start_seconds"] = await server.ready(http)
-        await _request(http, random.Random(1), Load())  # warm
-        before = server.usage()
+    with _served(model, "--quantization", quantization) as server:
+        asyncio.run(closed(server.port, 1, 1, seed=-1))  # warm
+        offline(1, 1, -1)
         for clients, requests in _CLOSED.items():
-            load = await _closed(http, clients, requests)
-            figures |= load.figures(f"http_{clients}")
-            say(f"  closed loop, {clients} clients: {load.tokens / load.seconds:.1f} tok/s in {load.seconds:.0f} s")
-        after = server.usage()
-        spent = {name: after[name]["cpu"] - before[name]["cpu"] for name in after}
-        figures["http_server_cpu_share"] = spent["server"] / sum(spent.values())
-        rate = 0.8 * figures[f"http_{max(_CLOSED)}_req_s"]
-        load = await _open(http, rate)
-        figures |= {"http_open_rate_req_s": rate, **load.figures("http_open")}
-        say(f"  open loop, {rate:.2f} requests/s: TTFT p50 {figures['http_open_ttft_s_p50']:.2f} s")
-        figures |= {f"http_{name}_peak_memory_gib": usage["memory"] for name, usage in server.usage().items()}
+            load, seconds, spent = Load(), 0.0, dict.fromkeys(("client", "server", "engine"), 0.0)
+            for turn in range(_TURNS):
+                seconds += offline(clients, requests, 10 * turn)
+                before, client = server.usage(), time.process_time()
+                one = asyncio.run(closed(server.port, clients, requests, 10 * turn + 5))
+                spent["client"] += time.process_time() - client
+                for process, usage in server.usage().items():
+                    spent[process] += usage["cpu"] - before[process]["cpu"]
+                for attribute in ("ttft", "itl", "e2e", "tokens", "seconds"):
+                    setattr(load, attribute, getattr(load, attribute) + getattr(one, attribute))
+            figures |= load.figures(f"{name}_{clients}")
+            figures[f"{name}_{clients}_vs_offline"] = seconds / load.seconds
+            for process, cpu in spent.items():
+                figures[f"{name}_{clients}_{process}_us_per_token"] = 1e6 * cpu / load.tokens
+            say(
+                f"  {clients} clients, {quantization}: {load.tokens / load.seconds:.1f} tok/s, "
+                f"{seconds / load.seconds:.2f} of offline; processor for a token: "
+                + ", ".join(f"{process} {1e6 * cpu / load.tokens:.0f}" for process, cpu in spent.items())
+                + " µs"
+            )
+        steady = asyncio.run(closed(server.port, 8, 1, seed=50)).steady_itl()
+        of_steady = percentiles(f"{name}_8_steady_itl_s", steady)
+        figures |= of_steady
+        figures[f"{name}_8_steady_itl_p99_vs_p50"] = (
+            of_steady[f"{name}_8_steady_itl_s_p99"] / of_steady[f"{name}_8_steady_itl_s_p50"]
+        )
+        say(f"  8 streams that only decode: p99 ITL {figures[f'{name}_8_steady_itl_p99_vs_p50']:.2f} times the median")
+        if quantization == "none":
+            rate = 0.8 * figures[f"{name}_{max(_CLOSED)}_req_s"]
+            load = asyncio.run(opened(server.port, rate, _OPEN_SECONDS))
+            figures |= {f"{name}_open_rate_req_s": rate, **load.figures(f"{name}_open")}
+            say(f"  open loop, {rate:.2f} requests/s: TTFT p50 {figures[f'{name}_open_ttft_s_p50']:.2f} s")
+    return figures
+
+
+def _start(model: Path, quantization: str, weights_bytes: float) -> dict[str, float]:
+    """From the process's start to its first token, with files in the page cache; and its memory, with the KV full."""
+    name = "" if quantization == "none" else f"{quantization}_"
+    with _served(model, "--quantization", quantization, kv_cache_memory=_SMALL_KV) as server:
+        load = Load()
+        ready = server.age
+        asyncio.run(request(server.port, prompt(random.Random(3)), load, output=4))
+        figures = {f"{name}ready_s": ready, f"{name}startup_s": ready + load.ttft[0]}
+        asyncio.run(closed(server.port, _FILLING, 1))
+        usage = server.usage()
+    bound = 1.3 * weights_bytes + _SMALL_KV + _BASE_MEMORY
+    peak = sum(each["peak"] for each in usage.values())
+    figures |= {f"{name}{process}_peak_memory_gib": each["peak"] / 2**30 for process, each in usage.items()}
+    figures[f"{name}peak_memory_vs_bound"] = peak / bound
+    figures[f"{name}anonymous_memory_vs_bound"] = sum(each["anonymous"] for each in usage.values()) / bound
+    say(
+        f"  {quantization}: first token after {figures[f'{name}startup_s']:.1f} s, peak memory {peak / 2**20:.0f} MiB, "
+        f"{figures[f'{name}peak_memory_vs_bound']:.2f} of the bound"
+    )
     return figures
 
 
@@ -264,8 +246,13 @@ def main() -> None:
         check=True,
     )
     result = json.loads(offline.stdout.splitlines()[-1])
-    say("over HTTP, streaming")
-    figures = {**result["figures"], **asyncio.run(_over_http(model))}
+    figures = result["figures"]
+    say("over HTTP, streaming, in turns with the same requests offline")
+    for quantization, name in (("none", "http"), ("w8a16", "http_w8a16")):
+        if quantization == "none" or result["kernels"].startswith("native"):
+            figures |= _over_http(model, quantization, name)
+            weights = figures["weights_bytes" if quantization == "none" else f"{quantization}_weights_bytes"]
+            figures |= _start(model, quantization, weights)
     more = {"profile": result["profile"]} if flags.profile else {}
     say(f"done in {time.perf_counter() - began:.0f} s")
     kernels = result["kernels"]

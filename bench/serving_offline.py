@@ -60,6 +60,7 @@ def main(model: str, *, kept: str | None, profile: bool) -> dict[str, Any]:
         tokens = prompt if name.startswith("prefill") else streams * output
         figures[f"{name}_tok_s"] = tokens / seconds
         say(f"  {name}: {tokens} tokens in {seconds:.1f} s = {tokens / seconds:.1f} tok/s")
+    figures["weights_bytes"] = llm.info.weights_bytes
     figures["offline_peak_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     limits = _limits(model, llm.info.weights_bytes)
     # What a step reads at one stream, beside what this machine can read in that time.
@@ -70,6 +71,7 @@ def main(model: str, *, kept: str | None, profile: bool) -> dict[str, Any]:
         figures |= _against(llm, _on_torch(model), rng, "native_vs_torch", "native kernels {} times as fast as torch's")
         quantised = LLM(model, kv_cache_memory=KV_MEMORY, quantization="w8a16")
         figures |= _against(quantised, llm, rng, "w8a16_vs_none", "w8a16 {} times as fast as weights as stored")
+        figures["w8a16_weights_bytes"] = quantised.info.weights_bytes
         del quantised
         if kept is not None:
             in_groups = LLM(kept, kv_cache_memory=KV_MEMORY)

@@ -24,6 +24,7 @@ _ALLOWED: dict[str, tuple[object, ...]] = {
     "scheduling_policy": ("fcfs", "shortest-first", "priority", "slo"),
     "admission_policy": ("expected", "never-evict", "max-utilization"),
     "async_scheduling": (True, False),
+    "batch_invariant": (True, False),
     "check_invariants": (True, False),
 }
 _LEAST = {

@@ -141,7 +141,7 @@ def test_crd_extra_args_refuse_each_flag_of_the_contract() -> None:
     free = {flag for flag in flags if not re.match(pattern, flag) and not re.match(pattern, f"{flag}=1")}
     assert len(flags) > 12
     assert free == {
-        "--admission-policy", "--async-scheduling", "--no-async-scheduling", "--check-invariants",
+        "--admission-policy", "--async-scheduling", "--no-async-scheduling", "--batch-invariant", "--check-invariants",
         "--generation-config", "--kv-cache-memory-max", "--load-timeout", "--log-level", "--max-connection-age", "--max-num-queued-reqs",
         "--max-num-queued-tokens", "--record-trace", "--step-timeout", "--target-itl-ms", "--target-ttft-ms",
         "--time-slice-tokens",

@@ -7,12 +7,30 @@ from typing import Any
 import pytest
 import torch
 
+from octavo_kernels.native import Context, isas
 from octavo_kernels.sampling import NOT_FINITE, cpu, reference
+from octavo_kernels.sampling.native import NativeSampling
+
+ISAS = ("avx512", "avx2")  # there is nothing in it for VNNI
 
 
-@pytest.fixture(params=[reference, cpu], ids=["reference", "cpu"])
+def form_of(name: str) -> Any:
+    """A form by its name; that of an instruction set which the processor lacks is skipped."""
+    plain = {"reference": reference, "cpu": cpu}
+    if name not in plain and name not in isas():
+        pytest.skip(f"this processor has no {name}")
+    return plain.get(name) or NativeSampling(Context(2, name))
+
+
+@pytest.fixture(params=["reference", "cpu", *ISAS])
 def form(request: pytest.FixtureRequest) -> Any:
-    return request.param
+    return form_of(request.param)
+
+
+@pytest.fixture(params=["cpu", *ISAS])
+def fast(request: pytest.FixtureRequest) -> Any:
+    """A form that is held to the reference."""
+    return form_of(request.param)
 
 
 def call(
@@ -28,10 +46,10 @@ def call(
     rows = len(uniform)
     tokens: list[int] = form.sample(
         logits.expand(rows, -1),
-        torch.full((rows,), temperature),
+        torch.full((rows,), float(temperature)),
         torch.full((rows,), top_k),
-        torch.full((rows,), top_p),
-        torch.full((rows,), min_p),
+        torch.full((rows,), float(top_p)),
+        torch.full((rows,), float(min_p)),
         torch.tensor(uniform, dtype=torch.float64),
     ).tolist()
     return tokens
@@ -96,6 +114,7 @@ def test_sample_not_finite(form: Any) -> None:
         ).tolist()
         assert tokens[:3] == [NOT_FINITE] * 3
         assert all(token in range(9) for token in tokens[3:])
+    assert form.greedy(logits).tolist() == [NOT_FINITE] * 3 + [0, 0]
 
 
 def test_sample_greedy_takes_the_first_of_equals(form: Any) -> None:
@@ -104,6 +123,17 @@ def test_sample_greedy_takes_the_first_of_equals(form: Any) -> None:
 
 def test_sample_ties_at_the_bound_are_kept(form: Any) -> None:
     assert shares(form, [0.4, 0.2, 0.2, 0.2], top_k=2) == pytest.approx([0.4, 0.2, 0.2, 0.2], abs=0.0021)
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 17, 300, 50_000])
+def test_greedy_equals_reference(fast: Any, width: int, generator: torch.Generator) -> None:
+    # Few different numbers: the largest stands in many places, and in every lane. 50,000 wide rows wake the threads.
+    logits = torch.randint(-4, 4, (12, width), generator=generator).float()
+    logits[3, width // 2] = torch.nan
+    logits[4] = -torch.inf
+    logits[5] = -torch.inf
+    logits[5, -1] = -1e30
+    assert fast.greedy(logits).tolist() == reference.greedy(logits).tolist()
 
 
 @pytest.mark.parametrize("vocabulary", [300, 600, 5000])
@@ -115,27 +145,28 @@ def test_sample_flat_beyond_the_candidates(form: Any, vocabulary: int) -> None:
     assert max(tokens) / vocabulary > 0.98
 
 
-def test_cpu_equals_reference(generator: torch.Generator) -> None:
+def test_sample_equals_reference(fast: Any, generator: torch.Generator) -> None:
     logits = torch.randn(48, 1500, generator=generator) * torch.linspace(0.1, 6, 48)[:, None]
     settings = list(itertools.product([0.0, 0.3, 1.0, 2.0], [0, 1, 5, 400], [0.2, 0.9, 1.0]))
-    columns = [torch.tensor(column) for column in zip(*settings, strict=True)]
+    columns = [torch.tensor(column, dtype=torch.float32) for column in zip(*settings, strict=True)]
     temperature, top_k, top_p = columns[0], columns[1].long(), columns[2]
     min_p = torch.tensor([0.0, 0.05]).repeat(24)
     uniform = torch.rand(48, generator=generator, dtype=torch.float64)
     truth = reference.sample(logits, temperature, top_k, top_p, min_p, uniform)
-    together = cpu.sample(logits, temperature, top_k, top_p, min_p, uniform)
+    together = fast.sample(logits, temperature, top_k, top_p, min_p, uniform)
     assert together.tolist() == truth.tolist()
     for row in range(48):  # alone as in the batch
         one = slice(row, row + 1)
-        alone = cpu.sample(logits[one], temperature[one], top_k[one], top_p[one], min_p[one], uniform[one])
+        alone = fast.sample(logits[one], temperature[one], top_k[one], top_p[one], min_p[one], uniform[one])
         assert alone.tolist() == truth[one].tolist()
 
 
+@pytest.mark.parametrize("plain", [reference, cpu], ids=["reference", "cpu"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_sample_narrow_logits(form: Any, dtype: torch.dtype) -> None:
-    assert shares(form, [0.5, 0.25, 0.25], top_k=1) == [1, 0, 0]
+def test_sample_narrow_logits(plain: Any, dtype: torch.dtype) -> None:
     logits = torch.tensor([[4.0, 8.0, 2.0]], dtype=dtype)
-    assert call(form, logits, [0.5, 0.1]) == [1, 1]
+    assert plain.greedy(logits).tolist() == [1]
+    assert call(plain, logits, [0.5, 0.1]) == [1, 1]
 
 
 def test_best_takes_the_first_of_equals(form: Any) -> None:
@@ -146,10 +177,10 @@ def test_best_takes_the_first_of_equals(form: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 8, 1500])
-def test_best_cpu_equals_reference(count: int, generator: torch.Generator) -> None:
+def test_best_equals_reference(fast: Any, count: int, generator: torch.Generator) -> None:
     scores = torch.randn(5, 1500, generator=generator)
     scores[2] = scores[2].round()  # many equals
     scores[3] = 0.25
-    (values, tokens), (true_values, true_tokens) = cpu.best(scores, count), reference.best(scores, count)
+    (values, tokens), (true_values, true_tokens) = fast.best(scores, count), reference.best(scores, count)
     assert torch.equal(tokens, true_tokens)
     assert torch.equal(values, true_values)

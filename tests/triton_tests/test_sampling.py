@@ -93,3 +93,10 @@ def test_best_takes_the_first_of_equals() -> None:
     values, tokens = triton.best(torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0]]), 4)
     assert tokens.tolist() == [[1, 3, 2, 4]]
     assert values.tolist() == [[3, 3, 2, 2]]
+
+
+def test_greedy(generator: torch.Generator, guards: Guards) -> None:
+    logits = torch.randn(4, 101, generator=generator)
+    logits[1, 50:60] = 9.0
+    logits[2, 3] = torch.nan
+    assert triton.greedy(guards.place(logits)).tolist() == reference.greedy(logits).tolist()

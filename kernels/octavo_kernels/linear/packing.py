@@ -146,7 +146,8 @@ def _whole_panels(rows: torch.Tensor) -> torch.Tensor:
 
 def pack_panels(weight: torch.Tensor) -> torch.Tensor:
     """[out, in] in panels, rows beyond the last one zero; on memory of its own, in huge pages if possible."""
-    packed = _panels(*weight.shape, weight.dtype, 2 if weight.dtype == torch.bfloat16 else 1)
+    out, columns = weight.shape
+    packed = _panels(out, columns, weight.dtype, 2 if weight.dtype == torch.bfloat16 else 1)
     _fill(packed, weight)
     return packed
 

@@ -68,4 +68,13 @@ struct Batch {
   const int64_t* wanted_rows;  // tokens whose logits are wanted
 };
 
+// How a token is drawn from each row of logits.
+struct Draws {
+  const float* temperature;  // 0: greedy
+  const int64_t* top_k;      // 0: all
+  const float* top_p;
+  const float* min_p;
+  const double* uniform;
+};
+
 }  // namespace octavo

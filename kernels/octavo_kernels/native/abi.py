@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 
-__all__ = ["GROUPS", "QUADS", "TYPES", "Attention", "Batch", "Layer", "Linear", "Model", "declare"]
+__all__ = ["GROUPS", "QUADS", "TYPES", "Attention", "Batch", "Draws", "Layer", "Linear", "Model", "declare"]
 
 TYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2, "torch.int8": 3}
 """The types that weights and the KV cache can have, int8 weights alone, as the library numbers them. Nothing here
@@ -99,12 +99,25 @@ class Batch(ctypes.Structure):
     )
 
 
+class Draws(ctypes.Structure):
+    """How a token is drawn from each row of logits."""
+
+    _fields_ = (
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("uniform", c_void_p),
+    )
+
+
 _FUNCTIONS = {
     "octavo_stamp": (c_char_p, ()),
     "octavo_isa": (c_char_p, (c_int,)),
     "octavo_open": (c_void_p, (c_char_p, c_int)),
     "octavo_close": (None, (c_void_p,)),
     "octavo_decoder_step": (c_int, (c_void_p, POINTER(Model), POINTER(Batch), c_void_p)),
+    "octavo_sample": (c_int, (c_void_p, c_void_p, c_int64, c_int64, POINTER(Draws), c_void_p)),
     "octavo_linear": (c_int, (c_void_p, POINTER(Linear), c_void_p, c_void_p, c_int64, c_int)),
     "octavo_rms_norm": (None, (c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64)),
     "octavo_silu_mul": (None, (c_void_p, c_void_p, c_int64, c_int64)),

@@ -2,6 +2,7 @@
 #include "forms.h"
 
 #include "../decoder_step/native.h"
+#include "../sampling/native.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -13,6 +14,8 @@ extern const Forms forms = {
     linear_room,
     step_room,
     decoder_step,
+    sample_scratch,
+    sample,
     [](Threads& threads, const Linear& l, const float* x, float* y, int64_t rows, bool add,
        float* memory) { linear(threads, l, x, l.in, {y, l.out, add}, rows, memory);
     },

@@ -13,6 +13,8 @@ struct Forms {
   int64_t (*linear_room)(const Linear&, int64_t rows);
   int64_t (*step_room)(const Model&, int64_t tokens);
   void (*decoder_step)(Threads&, const Model&, const Batch&, float* logits, float* memory, int64_t* first_items);
+  int64_t (*sample_scratch)(int64_t width);
+  void (*sample)(Threads&, const float* logits, int64_t rows, int64_t width, const Draws*, int64_t* tokens);
 
   // Each operation alone, for tests against its reference.
   void (*linear)(Threads&, const Linear&, const float* x, float* y, int64_t rows, bool add, float* memory);

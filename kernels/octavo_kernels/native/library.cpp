@@ -110,6 +110,16 @@ OCTAVO_EXPORT int octavo_decoder_step(void* context, const Model* m, const Batch
   return 1;
 }
 
+OCTAVO_EXPORT int octavo_sample(void* context, const float* logits, int64_t rows, int64_t width, const Draws* d,
+                                int64_t* tokens) {
+  Context* c = (Context*)context;
+  if (d && !c->threads->reserve(c->forms->sample_scratch(width))) return 0;
+  c->threads->begin_step();
+  c->forms->sample(*c->threads, logits, rows, width, d, tokens);
+  c->threads->end_step();
+  return 1;
+}
+
 OCTAVO_EXPORT int octavo_linear(void* context, const Linear* l, const float* x, float* y, int64_t rows, int add) {
   Context* c = (Context*)context;
   float* memory = c->room(c->forms->linear_room(*l, rows) + 1);

@@ -6,7 +6,7 @@ import torch
 
 from octavo_kernels.dispatch import form
 
-__all__ = ["NOT_FINITE", "best", "sample"]
+__all__ = ["NOT_FINITE", "best", "greedy", "sample"]
 
 NOT_FINITE = -1
 
@@ -35,6 +35,19 @@ def sample(
     result: torch.Tensor = form("sampling", logits.device.type).sample(
         logits, temperature, top_k, top_p, min_p, uniform
     )
+    return result
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The most likely token of each row, the first of equals: `sample` with temperature 0, and nothing besides.
+
+    Args:
+        logits: [rows, vocabulary].
+
+    Returns:
+        [rows], int64: token ids; NOT_FINITE as in `sample`.
+    """
+    result: torch.Tensor = form("sampling", logits.device.type).greedy(logits)
     return result
 
 

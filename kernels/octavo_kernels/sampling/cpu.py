@@ -6,7 +6,7 @@ import torch
 
 from octavo_kernels.sampling.reference import MIN_TEMPERATURE, NOT_FINITE
 
-__all__ = ["best", "sample"]
+__all__ = ["best", "greedy", "sample"]
 
 # top_p looks among this many of a row's likeliest tokens; for a row where they do not suffice, among 16 times as many.
 _CANDIDATES = 256
@@ -58,6 +58,12 @@ def _filter(likelihood: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, 
         kept = rows[enough]
         likelihood[kept] *= likelihood[kept] >= largest.gather(1, last)[enough]
         rows, candidates = rows[~enough], min(candidates * 16, likelihood.shape[1])
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """See octavo_kernels.sampling."""
+    largest, tokens = logits.max(dim=-1)
+    return tokens.masked_fill_(~largest.isfinite(), NOT_FINITE)
 
 
 def best(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["MIN_TEMPERATURE", "best", "sample"]
+__all__ = ["MIN_TEMPERATURE", "best", "greedy", "sample"]
 
 NOT_FINITE = -1
 # Colder is greedy in all but name; the bound keeps the division in float32's range.
@@ -24,6 +24,12 @@ def sample(
         _sample_row(row.float(), *(float(x) for x in parameters))
         for row, *parameters in zip(logits, temperature, top_k, top_p, min_p, uniform, strict=True)
     ]
+    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """See octavo_kernels.sampling."""
+    tokens = [_sample_row(row.float(), 0, 0, 1, 0, 0) for row in logits]
     return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from octavo_kernels.gpu import Configuration, Shipped, launch
 from octavo_kernels.sampling.reference import MIN_TEMPERATURE, NOT_FINITE, best
 
-__all__ = ["best", "sample", "shipped"]
+__all__ = ["best", "greedy", "sample", "shipped"]
 
 
 @triton.jit
@@ -148,6 +148,12 @@ def sample(
     parameters = [column.contiguous() for column in (temperature, top_k, top_p, min_p, uniform)]
     launch(sample_kernel, (rows,), configuration(vocabulary), logits, *parameters, tokens, logits.stride(0))
     return tokens
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """See octavo_kernels.sampling."""
+    unused = torch.zeros(len(logits), device=logits.device)
+    return sample(logits, unused, unused.long(), unused, unused, unused.double())
 
 
 def configuration(vocabulary: int) -> Configuration:

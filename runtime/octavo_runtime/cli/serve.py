@@ -60,6 +60,13 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     help="auto: what a request leaves open of temperature, top_k, top_p and min_p is as the model's "
     "generation_config.json recommends. none: as OpenAI has it.",
 )
+@_model(
+    "--batch-invariant",
+    is_flag=True,
+    help="Promise that a request's answer does not depend on what else runs, to the last bit: alone, in any batch, in "
+    "chunks, from the cache, after a preemption. Costs nothing with native CPU kernels, which compute so anyway; where "
+    "others would run, the start is refused.",
+)
 @_memory("--kv-cache-dtype", type=click.Choice(_DTYPES), default="auto", help="Of the KV cache. auto: as --dtype.")
 @_memory(
     "--kv-cache-memory",

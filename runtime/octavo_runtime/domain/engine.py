@@ -56,6 +56,8 @@ class EngineConfig:
         kv_cache_memory: Bytes for KV instead of that share; None: 1 GiB on a CPU.
         kv_cache_memory_max: Bytes up to which the KV pool may be resized while running; None: no more than at first.
         swap_space: Bytes of host memory for blocks that were swapped out.
+        batch_invariant: Run only where a request's logits are the same to the last bit whatever else runs: on a CPU
+            with native kernels.
         scheduler: Who runs when.
     """
 
@@ -70,6 +72,7 @@ class EngineConfig:
     kv_cache_memory: int | None = None
     kv_cache_memory_max: int | None = None
     swap_space: int = 0
+    batch_invariant: bool = False
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
 

@@ -13,8 +13,10 @@ from typing import Protocol
 
 import torch
 
+from octavo_kernels import sampling
 from octavo_kernels.dispatch import KernelFailed, form
 from octavo_kernels.native import Context
+from octavo_kernels.sampling.native import NativeSampling
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs
@@ -22,14 +24,21 @@ from octavo_runtime.engine.decode_table import Layout
 from octavo_runtime.engine.gpu import WITHOUT_KERNELS, require_kernels
 from octavo_runtime.engine.kv_cache import KVPool
 from octavo_runtime.engine.measure import one_sequence, prefill_seconds_per_token, swap_seconds_per_block
-from octavo_runtime.engine.memory import free_memory, kv_memory, require_room_for_weights
-from octavo_runtime.engine.sampler import sample_tokens, step_result
+from octavo_runtime.engine.memory import (
+    free_memory,
+    keep_freed_memory,
+    kv_memory,
+    require_room_for_weights,
+    return_freed_memory,
+)
+from octavo_runtime.engine.sampler import SamplingForm, sample_tokens, step_result
 from octavo_runtime.engine.threads import set_threads
 from octavo_runtime.errors import DeviceLost, DeviceUnavailable
 from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.plan import (
     DEFAULT_CPU_KV_MEMORY,
     KVSize,
+    check_batch_invariant,
     check_growth,
     kv_block_bytes,
     quantised_bytes,
@@ -76,24 +85,29 @@ class TorchExecutor:
         decoder: The model.
         pool: Its KV cache.
         info: Its limits.
+        sampling_form: What draws the tokens.
         graphs: The decoder's steps that can be replayed, where the device can do that.
+
+    Attributes:
+        info: Its limits.
     """
 
     def __init__(
-        self, decoder: Decoder | NativeDecoder, pool: KVPool, info: EngineInfo, graphs: DecodeGraphs | None = None
+        self,
+        decoder: Decoder | NativeDecoder,
+        pool: KVPool,
+        info: EngineInfo,
+        sampling_form: SamplingForm = sampling,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._decoder = decoder
         self._pool = pool
         self._device = torch.device(info.device)
-        self._info = info
+        self.info = info
+        self._sampling = sampling_form
         self._graphs = graphs
         self._sampled: dict[int, int] = {}  # by the last step: sequence number -> token
         self._thread: int | None = None
-
-    @property
-    def info(self) -> EngineInfo:
-        """Its limits."""
-        return self._info
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -125,9 +139,9 @@ class TorchExecutor:
         if self._graphs is not None and self._graphs.takes(plan):
             tokens = self._graphs.step(plan.sequences, self._sampled)
             return step_result(tokens, range(len(tokens)))
-        batch = build_batch(plan, self._sampled, self._info.block_size, self._device)
+        batch = build_batch(plan, self._sampled, self.info.block_size, self._device)
         logits = self._decoder.forward(batch.token_ids, batch.positions, batch.slots, batch.paged, batch.sampling_rows)
-        return sample_tokens(logits, plan.sequences)
+        return sample_tokens(logits, plan.sequences, self._sampling)
 
 
 def _sampled(plan: StepPlan, result: StepResult) -> dict[int, int]:
@@ -159,6 +173,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     device = _device(config)
     config = replace(config, device=device.type)
     check_growth(config)
+    check_batch_invariant(config)
     config = replace(config, quantization=resolve_quantization(config, spec))
     stored = weights.stored_dtypes(checkpoint)
     dtype = resolve_dtype(config.dtype, device.type, spec, stored)
@@ -168,7 +183,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     if device.type == "cpu":
         # Before the weights are read, so that what cannot fit fails at once.
         size_kv(spec, config, kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)
-    native = open_native(spec, set_threads(), config.quantization) if device.type == "cpu" else None
+    native = open_native(spec, set_threads(), _needs_native(config)) if device.type == "cpu" else None
     stored_dtype = storage_dtype(dtype, stored) if native else dtype
     weights_bytes = weight_bytes(weights, stored_dtype)
     read_as = config.quantization if config.quantization == "w4a16" else stored_dtype  # w8a16 is made of what was read
@@ -176,6 +191,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
     if config.quantization == "w8a16":
         weights_bytes = quantised_bytes(weights, stored_dtype)
     report = progress or (lambda _stage, _done, _total: None)
+    return_freed_memory()
     parameters = load_weights(
         checkpoint,
         weights,
@@ -184,7 +200,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         progress=lambda done, total: report("weights", done, total),
     )
 
-    def assemble(size: KVSize) -> tuple[Decoder | NativeDecoder, KVPool, EngineInfo, DecodeGraphs | None]:
+    def assemble(size: KVSize) -> TorchExecutor:
         pool = KVPool(
             spec,
             num_blocks=size.num_blocks,
@@ -215,7 +231,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
             kernels=_kernels(native, config.quantization) if native else _form_name(device),
         )
         graphs = _graphs(decoder, config, size.max_model_len) if isinstance(decoder, Decoder) else None
-        return decoder, pool, info, graphs
+        return TorchExecutor(decoder, pool, info, NativeSampling(native) if native else sampling, graphs)
 
     longest = min(config.scheduler.max_num_batched_tokens, spec.max_position)
     activations = 0
@@ -223,17 +239,17 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         blocks = -(-longest // config.block_size)
         trial = KVSize(blocks, kv_block_bytes(spec, config, kv_dtype), longest, blocks, 0)
         free = free_memory(device)
-        executor = TorchExecutor(*assemble(trial))
-        graphs = free - free_memory(device) - blocks * trial.block_bytes
-        activations = graphs + _peak_memory(executor, longest)
+        executor = assemble(trial)
+        captured = free - free_memory(device) - blocks * trial.block_bytes
+        activations = captured + _peak_memory(executor, longest)
         del executor
     size = size_kv(spec, config, kv_dtype, kv_memory(config, device, activations))
-    decoder, pool, info, captured = assemble(size)
+    executor = assemble(size)
+    keep_freed_memory()
     kv_bytes, kv_tokens = size.num_blocks * size.block_bytes, size.num_blocks * config.block_size
     report("kv cache", kv_bytes, kv_bytes)
-    executor = TorchExecutor(decoder, pool, info, captured)
-    info = replace(
-        info,
+    executor.info = info = replace(
+        executor.info,
         prefill_seconds_per_token=prefill_seconds_per_token(executor, longest),
         swap_seconds_per_block=swap_seconds_per_block(executor),
     )
@@ -250,7 +266,14 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         kv_tokens / size.max_model_len,
         size.max_model_len,
     )
-    return TorchExecutor(decoder, pool, info, captured)
+    return executor
+
+
+def _needs_native(config: EngineConfig) -> str | None:
+    """The flag that native kernels alone can do, with its value."""
+    if config.quantization != "none":
+        return f"--quantization {config.quantization}"
+    return "--batch-invariant" if config.batch_invariant else None
 
 
 def _kernels(native: Context, quantization: str) -> str:
@@ -270,13 +293,11 @@ def _graphs(decoder: Decoder, config: EngineConfig, max_model_len: int) -> Decod
     # Multiples of 16: every column and block table begins as kernels are compiled for.
     rows, blocks = config.scheduler.max_num_seqs, -(-max_model_len // config.block_size)
     layout = Layout(-(-rows // 16) * 16, -(-blocks // 16) * 16)
-    return DecodeGraphs(
-        decoder,
-        CudaDevice(device),
-        torch.zeros(layout.size, dtype=torch.int32, device=device),
-        layout=layout,
-        block_size=config.block_size,
-    )
+    words = torch.zeros(layout.size, dtype=torch.int32, device=device)
+    try:
+        return DecodeGraphs(decoder, CudaDevice(device), words, layout=layout, block_size=config.block_size)
+    except KernelFailed as error:
+        raise DeviceUnavailable(str(error), hint=WITHOUT_KERNELS) from error
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from octavo_runtime.domain import EngineConfig
@@ -9,7 +11,16 @@ from octavo_runtime.engine.limits import available_memory
 from octavo_runtime.errors import NotEnoughMemoryForKV, NotEnoughMemoryForWeights
 from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY
 
-__all__ = ["free_memory", "kv_memory", "require_room_for_weights"]
+__all__ = [
+    "free_memory",
+    "keep_freed_memory",
+    "kv_memory",
+    "require_room_for_weights",
+    "return_freed_memory",
+]
+
+# Parameters of glibc's mallopt.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def require_room_for_weights(needed: int, dtype: str, device: torch.device) -> None:
@@ -56,6 +67,27 @@ def kv_memory(config: EngineConfig, device: torch.device, activations: int) -> i
             available=available,
         )
     return memory
+
+
+def return_freed_memory() -> None:
+    """Makes malloc give what is freed back to the machine at once, if it is large.
+
+    By itself it keeps pieces of up to 32 MiB once such a piece has been freed: loading would leave behind as much memory
+    as it frees, tensor by tensor, while it packs weights.
+    """
+    _mallopt(mmap_threshold=1 << 17, trim_threshold=1 << 17)
+
+
+def keep_freed_memory() -> None:
+    """Makes malloc keep what is freed: each step takes the same again, and fresh pages cost more than the step's own."""
+    _mallopt(mmap_threshold=1 << 25, trim_threshold=1 << 26)
+
+
+def _mallopt(*, mmap_threshold: int, trim_threshold: int) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # another libc decides for itself
+        mallopt(_M_MMAP_THRESHOLD, mmap_threshold)
+        mallopt(_M_TRIM_THRESHOLD, trim_threshold)
 
 
 def free_memory(device: torch.device) -> int:

@@ -6,17 +6,44 @@ import hashlib
 import itertools
 import struct
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
-from octavo_kernels.sampling import NOT_FINITE, best, sample
+from octavo_kernels import sampling
+from octavo_kernels.sampling import NOT_FINITE
 from octavo_runtime.domain import ScheduledSequence, StepResult
 
-__all__ = ["sample_tokens", "step_result", "uniform"]
+__all__ = ["SamplingForm", "sample_tokens", "step_result", "uniform"]
 
 _NOT_FINITE_ERROR = "the model's output for this request is not finite"
 # In the place of candidates that a small vocabulary does not have: no search takes it while there are others.
 _NONE = (0, -1e9)
+
+
+class SamplingForm(Protocol):
+    """The functions of octavo_kernels.sampling: that module, or a form of its own."""
+
+    def greedy(self, logits: torch.Tensor, /) -> torch.Tensor:
+        """The most likely token of each row."""
+        ...
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        uniform: torch.Tensor,
+        /,
+    ) -> torch.Tensor:
+        """A token drawn for each row."""
+        ...
+
+    def best(self, scores: torch.Tensor, count: int, /) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest of each row, and where they stand."""
+        ...
 
 
 def uniform(seed: int, index: int, choice: int = 0) -> float:
@@ -45,7 +72,9 @@ def step_result(tokens: Sequence[int], positions: Sequence[int]) -> StepResult:
     return StepResult([max(token, 0) for token in tokens], (), failed)
 
 
-def sample_tokens(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) -> StepResult:
+def sample_tokens(
+    logits: torch.Tensor, sequences: Sequence[ScheduledSequence], form: SamplingForm = sampling
+) -> StepResult:
     """Draws as many tokens for each sequence of a plan as it asks for, or finds its best candidates.
 
     A row is drawn from once for each answer that is to begin with it:
@@ -57,6 +86,7 @@ def sample_tokens(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) 
     Args:
         logits: [sequences with num_samples > 0, vocabulary], in their order.
         sequences: The plan's.
+        form: What draws.
     """
     # For each row drawn: its place in the plan, its sequence, and which of the sequence's draws it is.
     rows: list[tuple[int, ScheduledSequence, int]] = []
@@ -72,8 +102,7 @@ def sample_tokens(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) 
     if len(rows) > len(logits):
         owners = itertools.accumulate(draw == 0 for _, _, draw in rows)
         drawn = logits[torch.tensor([owner - 1 for owner in owners], device=logits.device)]
-    tokens = _draw(drawn, rows)
-    result = step_result(tokens, [position for position, _, _ in rows])
+    result = step_result(_draw(drawn, rows, form), [position for position, _, _ in rows])
     if not wants_logprobs:
         return result
 
@@ -84,25 +113,24 @@ def sample_tokens(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) 
     logprobs: list[float] = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
     beams = {n: sequence.num_samples for n, (_, sequence, _) in enumerate(rows) if sequence.sampling.use_beam_search}
     if beams:
-        candidates = _candidates(scores, beams)
+        candidates = _candidates(scores, beams, form)
         pairs = [candidates.get(n, [pair]) for n, pair in enumerate(zip(tokens, logprobs, strict=True))]
         tokens = [token for row in pairs for token, _ in row]
         logprobs = [logprob for row in pairs for _, logprob in row]
     return StepResult(tokens, logprobs, result.failed)
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[tuple[int, ScheduledSequence, int]]) -> list[int]:
+def _draw(logits: torch.Tensor, rows: Sequence[tuple[int, ScheduledSequence, int]], form: SamplingForm) -> list[int]:
     """A token for each row, NOT_FINITE where there is none."""
     device = logits.device
     params = [sequence.sampling for _, sequence, _ in rows]
     temperatures = [0.0 if p.use_beam_search else p.temperature for p in params]
     if not any(temperatures):
-        unused = torch.zeros(len(rows), device=device)
-        greedy: list[int] = sample(logits, unused, unused.long(), unused, unused, unused.double()).tolist()
+        greedy: list[int] = form.greedy(logits).tolist()
         return greedy
     assert all(p.seed is not None for p in params), "the door draws a seed where the client gives none"
     draws = [uniform(s.sampling.seed or 0, s.num_generated, s.choice + draw) for _, s, draw in rows]
-    tokens: list[int] = sample(
+    tokens: list[int] = form.sample(
         logits,
         torch.tensor(temperatures, dtype=torch.float32, device=device),
         torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
@@ -113,9 +141,11 @@ def _draw(logits: torch.Tensor, rows: Sequence[tuple[int, ScheduledSequence, int
     return tokens
 
 
-def _candidates(scores: torch.Tensor, counts: Mapping[int, int]) -> dict[int, list[tuple[int, float]]]:
+def _candidates(
+    scores: torch.Tensor, counts: Mapping[int, int], form: SamplingForm
+) -> dict[int, list[tuple[int, float]]]:
     """The best tokens of some rows with their log-probabilities: row -> as many as `counts` says."""
-    found = best(scores[list(counts)], min(max(counts.values()), scores.shape[1]))
+    found = form.best(scores[list(counts)], min(max(counts.values()), scores.shape[1]))
     return {
         row: list(itertools.islice(itertools.chain(zip(tokens, logprobs, strict=True), itertools.repeat(_NONE)), count))
         for (row, count), logprobs, tokens in zip(counts.items(), *(each.tolist() for each in found), strict=True)

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from octavo_runtime.domain import EngineConfig, EngineInfo, Event, FinishReason, Request
 from octavo_runtime.errors import EngineDied, InternalError, InvalidRequest, StartError
@@ -42,19 +42,40 @@ ENGINE_COMMAND = (sys.executable, "-m", "octavo_runtime.engine")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """An event, and when it came, in seconds on the monotonic clock."""
 
     event: Event
     at: float
 
 
+class _Mailbox:
+    """What has come for one reader and was not taken yet. A reader that is slow takes more at once."""
+
+    def __init__(self) -> None:
+        self._news: list[Arrival] = []
+        self._waiting: asyncio.Future[None] | None = None
+
+    def put(self, arrival: Arrival) -> None:
+        self._news.append(arrival)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def take(self) -> list[Arrival]:
+        """Waits for news; all of it, in order."""
+        if not self._news:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+            self._waiting = None
+        news, self._news = self._news, []
+        return news
+
+
 @dataclass(frozen=True, slots=True)
 class _Open:
     """A request that the engine has: who hears of it, and its answers that have not ended."""
 
-    events: asyncio.Queue[Arrival]
+    events: _Mailbox
     answers: set[int]
 
 
@@ -87,7 +108,9 @@ class EngineClient:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _encoder: msgspec.msgpack.Encoder = field(default_factory=msgspec.msgpack.Encoder)
     _cleanup: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
-    _socket: zmq.asyncio.Socket = field(init=False)
+    _decoder: msgspec.msgpack.Decoder[FromEngine] = field(default_factory=lambda: msgspec.msgpack.Decoder(FromEngine))
+    _socket: zmq.Socket[bytes] = field(init=False)
+    _loop: asyncio.AbstractEventLoop = field(init=False)
     _process: Process = field(init=False)
 
     async def start(self) -> None:
@@ -95,12 +118,15 @@ class EngineClient:
         # A directory of our own: nobody else can connect.
         folder = self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="octavo-"))
         address = f"ipc://{Path(folder) / 'engine'}"
-        context = zmq.asyncio.Context()
+        context = zmq.Context()
         self._cleanup.callback(context.term)
         self._socket = context.socket(zmq.PAIR)
         self._cleanup.callback(self._socket.close, linger=0)
         self._socket.set_hwm(0)  # the queue of requests is bounded at the door
         self._socket.bind(address)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.FD, self._read)
+        self._cleanup.callback(self._loop.remove_reader, self._socket.FD)
         # A session of its own: Ctrl-C at a terminal is for the server, which drains first.
         self._process = await asyncio.create_subprocess_exec(*self.command, stdin=PIPE, start_new_session=True)
         assert self._process.stdin is not None
@@ -108,7 +134,7 @@ class EngineClient:
             msgspec.json.encode(Launch(address, self.config, logging.getLevelName(_log.getEffectiveLevel()))) + b"\n"
         )
         self._last_heard = time.monotonic()
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+        self._tasks = [asyncio.create_task(self._watch())]
 
     async def ready(self) -> EngineInfo:
         """Waits until the engine is loaded.
@@ -157,23 +183,25 @@ class EngineClient:
         """
         return max(0.0, now - self._last_heard) if self._open or self.info is None else 0.0
 
-    async def stream(self, requests: Sequence[Request]) -> AsyncGenerator[Arrival]:
+    async def stream(self, requests: Sequence[Request]) -> AsyncGenerator[list[Arrival]]:
         """Hands over requests and yields their events, mixed, without end: the caller leaves when it has enough.
+
+        What has come since the caller last asked is yielded at once, mostly the tokens of one step.
 
         A request has as many last events as answers. Closing the generator aborts those of the requests that have not
         ended. When the engine ends, each answer gets a last event with an error.
         """
-        queue: asyncio.Queue[Arrival] = asyncio.Queue()
+        mailbox = _Mailbox()
         if not self._open:
             self._last_heard = time.monotonic()  # silence counts from here
         try:
             for request in requests:
-                self._open[request.request_id] = _Open(queue, set(range(request.sampling.n)))
+                self._open[request.request_id] = _Open(mailbox, set(range(request.sampling.n)))
                 self._send(Add(request))
             if self.failure is not None:
                 self._end_all(self.failure)
             while True:
-                yield await queue.get()
+                yield await mailbox.take()
         finally:
             for request in requests:
                 self.abort(request.request_id)
@@ -211,12 +239,18 @@ class EngineClient:
         if self.failure is None:
             # Without a high-water mark the frame is queued at once: nothing to wait for.
             self._socket.send(self._encoder.encode(message))
+            # To send may take the news from the socket's descriptor that there is something to read.
+            self._loop.call_soon(self._read)
 
-    async def _read(self) -> None:
-        decoder = msgspec.msgpack.Decoder(FromEngine)
+    def _read(self) -> None:
+        """Takes all that has come: the socket's descriptor tells only once that it is no longer empty."""
         try:
-            while True:
-                self._take(decoder.decode(await self._socket.recv()))
+            while not self._socket.closed:
+                try:
+                    frame = self._socket.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    return
+                self._take(self._decoder.decode(frame))
         except Exception as error:  # noqa: BLE001 - nobody else would hear of it
             _log.exception("the server cannot go on with its engine")
             self._fail(InternalError(f"{type(error).__name__} on a message of the engine: {error}"))
@@ -254,7 +288,7 @@ class EngineClient:
             request.answers.remove(event.choice)
             if not request.answers:
                 del self._open[event.request_id]
-        request.events.put_nowait(Arrival(event, self._last_heard))
+        request.events.put(Arrival(event, self._last_heard))
 
     def _resized(self, message: Resized) -> None:
         answer = self._resizes.popleft()

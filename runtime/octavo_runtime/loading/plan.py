@@ -20,6 +20,7 @@ __all__ = [
     "KVSize",
     "ModelPlan",
     "activation_bytes",
+    "check_batch_invariant",
     "check_growth",
     "kv_block_bytes",
     "plan_model",
@@ -264,6 +265,22 @@ def resolve_quantization(config: EngineConfig, spec: DecoderSpec) -> str:
             + ("leave --quantization out." if stored is None else "convert the GGUF file without --quantization keep."),
         )
     return resolved
+
+
+def check_batch_invariant(config: EngineConfig) -> None:
+    """Checks that the device has kernels which compute each sequence alike in any batch, if that is asked for.
+
+    Args:
+        config: With the device resolved.
+
+    Raises:
+        BadFlags: It is a GPU.
+    """
+    if config.batch_invariant and config.device != "cpu":
+        raise BadFlags(
+            f"--batch-invariant is for the native CPU kernels, and the device is {config.device}",
+            hint="Leave --batch-invariant out, or use --device cpu.",
+        )
 
 
 def check_growth(config: EngineConfig) -> None:

@@ -22,33 +22,33 @@ logger = logging.getLogger(__name__)
 
 # How to do without each.
 _WITHOUT = {
-    "w8a16": "leave --quantization out, for the weights as they are stored",
-    "w4a16": "convert the GGUF file without --quantization keep",
+    "--quantization w8a16": "leave --quantization out, for the weights as they are stored",
+    "--quantization w4a16": "convert the GGUF file without --quantization keep",
+    "--batch-invariant": "leave --batch-invariant out",
 }
 
 
-def open_native(spec: DecoderSpec, threads: int, quantization: str = "none") -> Context | None:
+def open_native(spec: DecoderSpec, threads: int, needed_by: str | None = None) -> Context | None:
     """The native kernels, where they run this model and the environment does not force another form.
 
     Args:
         spec: The model.
         threads: How many may be busy at once.
-        quantization: Of the weights, as they are to lie in memory; anything but none has this form alone.
+        needed_by: The flag that only they can do, with its value; None: torch may take their place.
 
     Raises:
         BadFlags: The environment forces a form that does not exist; or this one cannot run, and the environment forces
-            it or the weights are to be quantised.
+            it or a flag needs it.
     """
     try:
         forced = forced_form("cpu")
     except RuntimeError as error:
         raise BadFlags(str(error)) from error
-    quantised = quantization != "none"
     if forced not in {None, "native"}:
-        if quantised:
+        if needed_by:
             raise BadFlags(
-                f"--quantization {quantization} needs the native kernels, but {ENVIRONMENT_VARIABLE}={forced}",
-                hint=f"Leave {ENVIRONMENT_VARIABLE} out, or {_WITHOUT[quantization]}.",
+                f"{needed_by} needs the native kernels, but {ENVIRONMENT_VARIABLE}={forced}",
+                hint=f"Leave {ENVIRONMENT_VARIABLE} out, or {_WITHOUT[needed_by]}.",
             )
         return None
     why = unsupported(spec.head_dim)
@@ -57,10 +57,10 @@ def open_native(spec: DecoderSpec, threads: int, quantization: str = "none") -> 
             return Context(threads)
         except NativeUnavailable as error:
             why = str(error)
-    if quantised:
+    if needed_by:
         raise BadFlags(
-            f"--quantization {quantization} needs the native kernels, but {why}",
-            hint=f"To run on torch, {_WITHOUT[quantization]}.",
+            f"{needed_by} needs the native kernels, but {why}",
+            hint=f"To run on torch, {_WITHOUT[needed_by]}.",
         )
     if forced:
         raise BadFlags(

@@ -1,4 +1,4 @@
-"""Response bodies: OpenAI's objects for completions and chats, whole and as chunks of a stream."""
+"""Response bodies: OpenAI's objects for completions and chats, whole and as the events of a stream."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgspec
+
 from octavo_runtime.text.output import Delta
 
-__all__ = ["ChatAnswers", "CompletionAnswers"]
+__all__ = ["ChatAnswers", "CompletionAnswers", "Events", "event"]
+
+_TEXT = "\ue000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,37 @@ class ChatAnswers:
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+class Events:
+    """The events of one stream, as bytes. What is the same in each of a choice is encoded once.
+
+    Args:
+        answers: The bodies.
+    """
+
+    def __init__(self, answers: CompletionAnswers | ChatAnswers) -> None:
+        self._answers = answers
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what comes before a chunk's text, and after it
+
+    def of(self, index: int, delta: Delta) -> bytes:
+        """What a stream says of a delta; nothing where it adds no text and is no end."""
+        frame = self._frames.get(index)
+        if frame is not None and delta.finish_reason is None:
+            before, after = frame
+            return before + msgspec.json.encode(delta.text) + after if delta.text else b""
+        chunks = self._answers.chunks(index, delta, first=frame is None)
+        if frame is None:
+            (chunk,) = self._answers.chunks(index, Delta(_TEXT, ()), first=False)
+            # The text is the last thing in a chunk that a user could have named.
+            before, _, after = event(chunk).rpartition(msgspec.json.encode(_TEXT))
+            self._frames[index] = before, after
+        return b"".join([event(chunk) for chunk in chunks])
+
+
+def event(value: object) -> bytes:
+    """A server-sent event with a JSON object."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def _completion_choice(index: int, text: str, delta: Delta) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from octavo_runtime.domain import EngineInfo, FinishReason, Request
 from octavo_runtime.errors import InvalidRequest, StartError
 from octavo_runtime.ipc.client import EngineClient
-from octavo_runtime.server.answers import ChatAnswers, CompletionAnswers
+from octavo_runtime.server.answers import ChatAnswers, CompletionAnswers, Events, event
 from octavo_runtime.server.errors import Unavailable, error_body, error_response, errors_as_json
 from octavo_runtime.server.generation import Generation
 from octavo_runtime.server.metrics import Metrics
@@ -175,12 +175,13 @@ class Server:
         texts: list[list[str]] = [[] for _ in generation.answers]
         ends: dict[int, Delta] = {}
         async with aclosing(generation.deltas()) as deltas:
-            async for answer, delta in deltas:
-                texts[answer.index].append(delta.text)
-                if delta.finish_reason is FinishReason.ERROR:
-                    return self._failed(delta)
-                if delta.finish_reason is not None:
-                    ends[answer.index] = delta
+            async for news in deltas:
+                for answer, delta in news:
+                    texts[answer.index].append(delta.text)
+                    if delta.finish_reason is FinishReason.ERROR:
+                        return self._failed(delta)
+                    if delta.finish_reason is not None:
+                        ends[answer.index] = delta
         whole = answers.whole(
             ["".join(pieces) for pieces in texts], [ends[index] for index in range(len(texts))], generation.usage()
         )
@@ -190,22 +191,22 @@ class Server:
         self, request: web.Request, generation: Generation, answers: CompletionAnswers | ChatAnswers
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers=_SSE_HEADERS)
-        begun: set[int] = set()  # choices that had their first chunk
+        events = Events(answers)
         # When the client is gone, closing the generation aborts what still runs.
         with contextlib.suppress(ConnectionResetError):
             await response.prepare(request)
             async with aclosing(generation.deltas()) as deltas, self._kept_open(response):
-                async for answer, delta in deltas:
-                    if delta.finish_reason is FinishReason.ERROR:
-                        body = error_body(delta.error or "the request failed", kind="server_error")
-                        await response.write(_event(body))
+                async for news in deltas:
+                    failed = next((delta for _, delta in news if delta.finish_reason is FinishReason.ERROR), None)
+                    if failed is not None:
+                        body = error_body(failed.error or "the request failed", kind="server_error")
+                        await response.write(event(body))
                         return response
-                    chunks = answers.chunks(answer.index, delta, first=answer.index not in begun)
-                    begun.add(answer.index)
-                    if chunks:
-                        await response.write(b"".join(_event(chunk) for chunk in chunks))
+                    # One write for all that has come: of a client that reads slowly, many tokens.
+                    if written := b"".join([events.of(answer.index, delta) for answer, delta in news]):
+                        await response.write(written)
             if answers.include_usage:
-                await response.write(_event(answers.last(generation.usage())))
+                await response.write(event(answers.last(generation.usage())))
             await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -405,7 +406,3 @@ async def _read_json(request: web.Request) -> bytes:
 
 def _json(value: object, *, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
-
-
-def _event(value: object) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"

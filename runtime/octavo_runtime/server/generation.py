@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from octavo_runtime.domain import FinishReason, Request
+from octavo_runtime.domain import Event, FinishReason, Request
 from octavo_runtime.ipc.client import EngineClient
 from octavo_runtime.server.metrics import Metrics
 from octavo_runtime.server.queue import Queue
@@ -78,29 +78,28 @@ class Generation:
             Answer(request, index, OutputText(tokenizer, request.sampling)) for index, request in enumerate(each)
         ]
 
-    async def deltas(self) -> AsyncGenerator[tuple[Answer, Delta]]:
-        """Yields what each event adds, until every answer has its finish reason. Closing it early aborts the rest."""
+    async def deltas(self) -> AsyncGenerator[list[tuple[Answer, Delta]]]:
+        """Yields what the events add, all that have come at once, until every answer has its finish reason.
+
+        Closing it early aborts the rest.
+        """
         firsts = {answer.request.request_id: answer.index for answer in reversed(self.answers)}
         unfinished = len(self.answers)
         for request in self._requests:
             self._recording.begin(request)
         try:
-            async with aclosing(self._client.stream(self._requests)) as arrivals:
-                async for arrival in arrivals:
-                    event = arrival.event
-                    answer = self.answers[firsts[event.request_id] + event.choice]
-                    if answer.finish_reason is not None:
-                        continue  # on their way when a stop string had ended the answer
-                    answer.num_cached_tokens = max(answer.num_cached_tokens, event.num_cached_tokens)
-                    delta = answer.output.push(event)
-                    self._measure(answer, delta, arrival.at)
-                    self._recording.event(event, delta.finish_reason, arrival.at)
-                    if delta.finish_reason is not None:
-                        if event.finish_reason is None:
-                            self._client.abort(event.request_id, event.choice)
-                        self._finish(answer, delta.finish_reason)
-                        unfinished -= 1
-                    yield answer, delta
+            async with aclosing(self._client.stream(self._requests)) as batches:
+                async for arrivals in batches:
+                    news = []
+                    for event, at in arrivals:
+                        answer = self.answers[firsts[event.request_id] + event.choice]
+                        if answer.finish_reason is not None:
+                            continue  # on their way when a stop string had ended the answer
+                        delta = self._take(answer, event, at)
+                        unfinished -= delta.finish_reason is not None
+                        news.append((answer, delta))
+                    if news:
+                        yield news
                     if unfinished == 0:
                         break
         finally:
@@ -124,6 +123,18 @@ class Generation:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
         }
+
+    def _take(self, answer: Answer, event: Event, at: float) -> Delta:
+        """What an event adds to an answer, counted."""
+        answer.num_cached_tokens = max(answer.num_cached_tokens, event.num_cached_tokens)
+        delta = answer.output.push(event)
+        self._measure(answer, delta, at)
+        self._recording.event(event, delta.finish_reason, at)
+        if delta.finish_reason is not None:
+            if event.finish_reason is None:
+                self._client.abort(event.request_id, event.choice)
+            self._finish(answer, delta.finish_reason)
+        return delta
 
     def _measure(self, answer: Answer, delta: Delta, at: float) -> None:
         if not delta.token_ids:

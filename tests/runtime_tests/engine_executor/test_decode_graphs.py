@@ -62,7 +62,7 @@ def replaying(plain: TorchExecutor, device: RecordingDevice) -> TorchExecutor:
             decoder, device, torch.zeros(layout.size, dtype=torch.int32), layout=layout, block_size=info.block_size
         )
     assert plain._pool.device.isnan().all(), "rows of nobody have KV"
-    return TorchExecutor(decoder, plain._pool, info, graphs)
+    return TorchExecutor(decoder, plain._pool, info, graphs=graphs)
 
 
 def run(executor: TorchExecutor, requests: Sequence[Request]) -> dict[tuple[str, int], tuple[int, ...]]:

@@ -48,8 +48,8 @@ async def collect(client: EngineClient, *requests: Request, finals: int) -> list
     """Events until so many answers have ended."""
     events: list[Event] = []
     async with asyncio.timeout(20), aclosing(client.stream(requests)) as arrivals:
-        async for arrival in arrivals:
-            events.append(arrival.event)
+        async for news in arrivals:
+            events += [arrival.event for arrival in news]
             if sum(event.finish_reason is not None for event in events) == finals:
                 break
     return events
@@ -61,15 +61,14 @@ def text(events: list[Event], request_id: str, choice: int = 0) -> str:
 
 
 async def test_stream_stays_open_until_each_answer_has_ended(client: EngineClient) -> None:
-    open_at_ends: list[int] = []
     async with asyncio.timeout(20), aclosing(client.stream([request("a", n=3, max_tokens=4)])) as arrivals:
         events: list[Event] = []
-        async for arrival in arrivals:
-            events.append(arrival.event)
-            if arrival.event.finish_reason is not None:
-                open_at_ends.append(client.num_open)
-                if len(open_at_ends) == 3:
-                    break
+        async for news in arrivals:
+            events += [arrival.event for arrival in news]
+            ended = sum(event.finish_reason is not None for event in events)
+            assert client.num_open == (ended < 3)
+            if ended == 3:
+                break
     assert [text(events, "a", choice) for choice in range(3)] == ["abcd", "bcde", "cdef"]
     assert client.num_open == 0
 
@@ -80,16 +79,32 @@ async def test_stream_mixes_requests(client: EngineClient) -> None:
     assert [text(events, "b", choice) for choice in range(2)] == ["abc", "bcd"]
 
 
+async def test_stream_brings_what_has_come_meanwhile_at_once(client: EngineClient) -> None:
+    batches: list[int] = []
+    async with asyncio.timeout(20), aclosing(client.stream([request("a", max_tokens=8)])) as arrivals:
+        async for news in arrivals:
+            batches.append(len(news))
+            if news[-1].event.finish_reason is not None:
+                break
+            while client.num_open:  # noqa: ASYNC110 - a reader that is slow: here until all has come
+                await asyncio.sleep(0)
+    assert len(batches) <= 2
+    assert sum(batches) == 8
+
+
 async def test_abort_of_one_answer_leaves_the_others(client: EngineClient) -> None:
     events: list[Event] = []
+    firsts: list[int] = []
     async with asyncio.timeout(20), aclosing(client.stream([request("a", n=2, max_tokens=60)])) as arrivals:
-        async for arrival in arrivals:
-            events.append(arrival.event)
+        async for news in arrivals:
+            events += [arrival.event for arrival in news]
+            of_first = [event.choice for event in events].count(0)
             client.abort("a", 0)
             client.abort("a", 0)
-            if arrival.event.finish_reason is not None:
+            if events[-1].finish_reason is not None:
                 break
-    assert [event.choice for event in events].count(0) <= 1
+            firsts.append(of_first)
+    assert len(set(firsts)) <= 1, "of what was aborted nothing comes any more"
     assert events[-1].choice == 1
     assert len(text(events, "a", 1)) == 60
     assert client.num_open == 0
@@ -139,13 +154,13 @@ async def test_engine_killed_ends_each_answer_and_each_resize(tmp_path: Path) ->
     try:
         events: list[Event] = []
         async with asyncio.timeout(20), aclosing(client.stream([request("a", n=3, max_tokens=400)])) as arrivals:
-            async for arrival in arrivals:
+            async for news in arrivals:
                 if not events:
                     os.kill(client.pid, signal.SIGSTOP)  # so that it cannot answer any more
                     client.abort("a", 1)
                     waiting = asyncio.create_task(client.resize(50 * BLOCK))
                     os.kill(client.pid, signal.SIGKILL)
-                events.append(arrival.event)
+                events += [arrival.event for arrival in news]
                 if sum(event.finish_reason is FinishReason.ERROR for event in events) == 2:
                     break
         assert sorted(e.choice for e in events if e.finish_reason is FinishReason.ERROR) == [0, 2]

@@ -22,17 +22,19 @@ STOP, LENGTH, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
 
 
 class Client:
-    """Sends events, one a second, and keeps what it is told."""
+    """Sends events, one a second, so many at once, and keeps what it is told."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
+        self.at_once = 1
         self.aborted: list[tuple[str, int | None]] = []
         self.num_open = 0
 
-    async def stream(self, requests: Sequence[Request]) -> AsyncGenerator[Arrival]:
+    async def stream(self, requests: Sequence[Request]) -> AsyncGenerator[list[Arrival]]:
         del requests
-        for at, event in enumerate(self.events, start=1):
-            yield Arrival(event, float(at))
+        arrivals = [Arrival(event, float(at)) for at, event in enumerate(self.events, start=1)]
+        for start in range(0, len(arrivals), self.at_once):
+            yield arrivals[start : start + self.at_once]
         raise AssertionError("the generation waits for more than there is")
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -63,10 +65,11 @@ class Case:
 
     async def run(self) -> Case:
         with self.queue.holding(self.requests):
-            async for answer, delta in self.generation.deltas():
-                self.texts[answer.index] += delta.text
-                if delta.finish_reason is not None:
-                    self.ends[answer.index] = (delta.finish_reason, delta.stop_reason)
+            async for deltas in self.generation.deltas():
+                for answer, delta in deltas:
+                    self.texts[answer.index] += delta.text
+                    if delta.finish_reason is not None:
+                        self.ends[answer.index] = (delta.finish_reason, delta.stop_reason)
         return self
 
     def count(self, name: str, **labels: str) -> float | None:
@@ -77,13 +80,17 @@ def news(request: int, choice: int, text: str, reason: FinishReason | None = Non
     return Event(f"r{request}", ids(text), reason, choice=choice, **more)
 
 
-async def test_deltas_choices_are_prompt_major(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 3, 4])
+async def test_deltas_choices_are_prompt_major(tmp_path: Path, at_once: int) -> None:
     events = [news(1, 0, "c", LENGTH), news(0, 1, "b", LENGTH), news(1, 1, "d", LENGTH), news(0, 0, "a", LENGTH)]
-    case = await Case(tmp_path, events, prompts=2, n=2).run()
+    case = Case(tmp_path, events, prompts=2, n=2)
+    case.client.at_once = at_once
+    await case.run()
     assert case.texts == ["a", "b", "c", "d"]
 
 
-async def test_deltas_a_stop_string_ends_its_own_choice_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 5])
+async def test_deltas_a_stop_string_ends_its_own_choice_only(tmp_path: Path, at_once: int) -> None:
     events = [
         news(0, 0, "ab"),
         news(0, 1, "ax"),
@@ -91,7 +98,9 @@ async def test_deltas_a_stop_string_ends_its_own_choice_only(tmp_path: Path) -> 
         news(0, 0, "late"),  # was on its way
         news(0, 1, "y!", LENGTH),  # the engine ended it: nothing to tell it
     ]
-    case = await Case(tmp_path, events, n=2, stop=("!",)).run()
+    case = Case(tmp_path, events, n=2, stop=("!",))
+    case.client.at_once = at_once
+    await case.run()
     assert case.texts == ["ab", "axy"]
     assert case.ends == {0: (STOP, "!"), 1: (STOP, "!")}
     assert case.client.aborted == [("r0", 0)]
@@ -135,7 +144,7 @@ async def test_queue_hears_of_the_first_token(tmp_path: Path) -> None:
 async def test_deltas_left_early_counts_the_rest_as_aborted(tmp_path: Path) -> None:
     case = Case(tmp_path, [news(0, 0, "a", LENGTH), news(0, 1, "b")], n=3)
     deltas = case.generation.deltas()
-    assert (await anext(deltas))[0].index == 0
+    assert [answer.index for answer, _ in await anext(deltas)] == [0]
     await deltas.aclose()
     assert case.count("vllm:request_success_total", finished_reason="length") == 1
     assert case.count("vllm:request_success_total", finished_reason="abort") == 2
