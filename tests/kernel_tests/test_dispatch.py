@@ -44,8 +44,8 @@ def test_form_on_a_gpu(forced: str | None, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_form_forced_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "triton")
-    with pytest.raises(RuntimeError, match="OCTAVO_KERNELS=triton, but linear has no such form"):
-        form("linear", "cuda")
+    with pytest.raises(RuntimeError, match="OCTAVO_KERNELS=triton, but decoder_step has no such form"):
+        form("decoder_step", "cuda")
 
 
 @pytest.mark.parametrize(

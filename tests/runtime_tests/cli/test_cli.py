@@ -35,7 +35,7 @@ def test_help_is_quick_and_without_torch() -> None:
         (["srve"], "Did you mean 'serve'?"),
         (["serve", ".", "--block-size", "7"], "'7' is not one of '8', '16', '32'"),
         (["serve", ".", "--dtype", "int8"], "'int8' is not one of"),
-        (["serve", ".", "--quantization", "w4a16"], "'w4a16' is not one of"),
+        (["serve", ".", "--quantization", "w4a4"], "'w4a4' is not one of"),
         (["serve", ".", "--gpu-memory-utilization", "1.5"], "1.5"),
         (["serve", ".", "--kv-cache-memory", "4GB"], "write it as 4294967296, 4Gi"),
         (["serve", ".", "--max-model-len", "0"], "neither a positive number nor auto"),

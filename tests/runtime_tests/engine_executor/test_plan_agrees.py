@@ -43,13 +43,13 @@ def weights_allocated(executor: TorchExecutor) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def check_agrees(config: EngineConfig, held: float = 1.0, padding: float = 0.1) -> None:
+def check_agrees(config: EngineConfig, held: float = 1.0, padding: float = 0.01) -> None:
     """Compares both.
 
     Args:
         config: Of both.
         held: The share of the planned weights that native kernels hold.
-        padding: The share that they may take beside, since panels are filled up to 16 rows: much in a model of 30 words.
+        padding: The share that they may take beside, since panels are filled up to 32 rows: much in a model of 30 words.
     """
     plan = plan_model(Path(config.model), config)
     executor = load_executor(config)
@@ -86,7 +86,8 @@ def test_plan_agrees(
         del tensors["lm_head.weight"]
     model = write_model(tie_word_embeddings=tied)
     check_agrees(
-        EngineConfig(str(model), device="cpu", dtype=dtype, kv_cache_memory=9 * BLOCK + 3, swap_space=5 * BLOCK + 1)
+        EngineConfig(str(model), device="cpu", dtype=dtype, kv_cache_memory=9 * BLOCK + 3, swap_space=5 * BLOCK + 1),
+        padding=0.5,
     )
 
 
@@ -105,10 +106,10 @@ def test_plan_agrees_quantised(
         del tensors["lm_head.weight"]
     model = write_model(tie_word_embeddings=tied)
     config = EngineConfig(str(model), device="cpu", quantization="w8a16", kv_cache_memory=9 * BLOCK)
-    check_agrees(config, padding=0.4)
+    check_agrees(config, padding=0.5)
 
 
 @pytest.mark.model
 def test_plan_agrees_quantised_for_a_real_model(smollm2: Path) -> None:
     config = EngineConfig(str(smollm2), device="cpu", quantization="w8a16", kv_cache_memory=200 << 20)
-    check_agrees(config, padding=0.01)
+    check_agrees(config)
