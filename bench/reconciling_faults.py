@@ -87,12 +87,12 @@ async def errors(field: Field, sizes: Sizes, figures: dict[str, float]) -> None:
             say(f"  nothing but {status} for {sizes.error_seconds} s")
 
             async def fail(proxy: Proxy = proxy, status: int = status) -> None:
-                proxy.status = status
+                proxy.status, proxy.down = status, True
                 proxy.cut_watches()
 
             async def heal(proxy: Proxy = proxy) -> None:
                 await asyncio.sleep(sizes.error_seconds)
-                proxy.status = 0
+                proxy.down = False
 
             figures[f"error_{status}_recovery_s"] = await _mended(field, fail, heal)
         say(f"    {figures[f'error_{status}_recovery_s']:.1f} s until all was right")

@@ -189,23 +189,18 @@ class Write:
 
 
 class Proxy(FaultyProxy):
-    """A way to the API server that remembers what is written, and answers with an error when it is told to.
+    """A way to the API server that remembers what is written.
 
     Attributes:
         writes: the requests that were no reading.
-        status: the HTTP status that every request is answered with; 0 lets them pass.
     """
 
     def __init__(self, cluster: dict[str, str]) -> None:
         super().__init__(cluster)
         self.writes: list[Write] = []
-        self.status = 0
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
-        if self.status:
-            told = {"kind": "Status", "status": "Failure", "code": self.status, "message": "the proxy plays broken"}
-            return web.json_response(told, status=self.status)
-        if request.method != "GET":
+        if request.method != "GET" and not self.down:
             body = await request.read()
             self.writes.append(Write(request.method, request.raw_path, request.headers["Content-Type"], body))
         return await super()._pass_on(request)
