@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -14,12 +15,12 @@ from octavo_kernels.native.operations import Operations
 
 def kernel_threads() -> dict[str, int]:
     """Nanoseconds of processor of each of the library's threads in this process."""
-    threads = Path(f"/proc/{os.getpid()}/task").iterdir()
-    return {
-        thread.name: int((thread / "schedstat").read_text().split()[0])
-        for thread in threads
-        if (thread / "comm").read_text().strip() == "octavo-kernels"
-    }
+    found: dict[str, int] = {}
+    for thread in Path(f"/proc/{os.getpid()}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
+            if (thread / "comm").read_text().strip() == "octavo-kernels":
+                found[thread.name] = int((thread / "schedstat").read_text().split()[0])
+    return found
 
 
 def test_threads_sleep_between_calls() -> None:
