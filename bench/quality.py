@@ -1,8 +1,9 @@
 """What do quantised weights cost in quality? `make bench-quality`.
 
 A model reads this repository's licence and its decision records in windows of 512 tokens: once with its weights as they
-are stored, once rounded to eight bits, and once in the four bits of the GGUF file that it comes as. At each token both say what comes next. Perplexity is over the token that does come
-(teacher-forced); greedy agreement is how often both would have picked the same.
+are stored, once rounded to eight bits, and once in the four bits of the GGUF file that it comes as. At each token both
+say what comes next. Perplexity is over the token that does come (teacher-forced); greedy agreement is how often both
+would have picked the same.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LIMITS = {"w8a16_perplexity_rise": 0.005, "w8a16_greedy_agreement": 0.95}
 
 
 def main() -> None:
-    """Reads the texts twice and reports."""
+    """Reads the texts with each kind of weights and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model's directory (default: SmolLM2-135M-Instruct)")
     asked = parser.parse_args().model

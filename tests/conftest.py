@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,22 @@ def pytest_sessionstart() -> None:
     prepare()
 
 
+@pytest.fixture(scope="session")
+def require_isa() -> Callable[[str], str]:
+    """Skips what a processor cannot run, since it lacks the instruction set; without the library this fails."""
+
+    def require(name: str) -> str:
+        if name not in isas():
+            pytest.skip(f"this processor has no {name}")
+        return name
+
+    return require
+
+
 @pytest.fixture(scope="session", params=["avx512vnni", "avx512", "avx2"])
-def instruction_set(request: pytest.FixtureRequest) -> str:
-    """Each that the native kernels have. A processor cannot run one that it lacks; without the library this fails."""
-    if request.param not in isas():
-        pytest.skip(f"this processor has no {request.param}")
-    return str(request.param)
+def instruction_set(request: pytest.FixtureRequest, require_isa: Callable[[str], str]) -> str:
+    """Each that the native kernels have."""
+    return require_isa(str(request.param))
 
 
 @pytest.fixture(scope="session")

@@ -2,33 +2,33 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from octavo_kernels.native import Context, isas
+from octavo_kernels.native import Context
 from octavo_kernels.sampling import NOT_FINITE, cpu, reference
 from octavo_kernels.sampling.native import NativeSampling
 
 ISAS = ("avx512", "avx2")  # there is nothing in it for VNNI
 
 
-def form_of(name: str) -> Any:
-    """A form by its name; that of an instruction set which the processor lacks is skipped."""
+@pytest.fixture
+def form_of(require_isa: Callable[[str], str]) -> Callable[[str], Any]:
+    """A form by its name, or by that of an instruction set."""
     plain = {"reference": reference, "cpu": cpu}
-    if name not in plain and name not in isas():
-        pytest.skip(f"this processor has no {name}")
-    return plain.get(name) or NativeSampling(Context(2, name))
+    return lambda name: plain.get(name) or NativeSampling(Context(2, require_isa(name)))
 
 
 @pytest.fixture(params=["reference", "cpu", *ISAS])
-def form(request: pytest.FixtureRequest) -> Any:
+def form(request: pytest.FixtureRequest, form_of: Callable[[str], Any]) -> Any:
     return form_of(request.param)
 
 
 @pytest.fixture(params=["cpu", *ISAS])
-def fast(request: pytest.FixtureRequest) -> Any:
+def fast(request: pytest.FixtureRequest, form_of: Callable[[str], Any]) -> Any:
     """A form that is held to the reference."""
     return form_of(request.param)
 

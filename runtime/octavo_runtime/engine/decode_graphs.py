@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -143,7 +144,8 @@ class DecodeGraphs:
         count = len(sequences)
         changes = self._table.update(sequences, sampled)
         if len(changes.places):
-            self._words[self._device.send(changes.places)] = self._device.send(changes.words)
+            places, words = self._device.send(np.stack((changes.places, changes.words)))  # [changes] each, int64
+            self._words[places] = words.int()
         self._graphs[self._sizes[bisect_left(self._sizes, count)]]()
         by_row: list[int] = self._sampled[:count].tolist()  # waits for the device
         tokens = [by_row[row] for row in changes.rows]

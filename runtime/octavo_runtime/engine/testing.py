@@ -17,7 +17,7 @@ class RecordingDevice:
     Attributes:
         num_captured: Works so far.
         replayed: Which of them were replayed, by the order of their capture.
-        sent: Numbers that were sent, copy by copy.
+        sent: Size of what was sent, copy by copy.
     """
 
     def __init__(self) -> None:
@@ -39,5 +39,5 @@ class RecordingDevice:
 
     def send(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
         """See octavo_runtime.engine.decode_graphs.GraphDevice."""
-        self.sent.append(len(numbers))
+        self.sent.append(numbers.size)
         return torch.from_numpy(numbers.copy())
