@@ -15,7 +15,7 @@ venv: .venv/stamp ## the Python environment of every other command, made once
 
 .PHONY: lock
 lock: .venv/stamp ## resolve requirements/*.txt again from pyproject.toml
-	for extra in operator runtime dev; do \
+	for extra in operator runtime torch dev; do \
 	  .venv/bin/uv pip compile -q pyproject.toml --extra $$extra --python-version 3.11 --universal --upgrade \
 	    --generate-hashes --no-emit-index-url --no-annotate --no-header -o requirements/$$extra.txt; done
 

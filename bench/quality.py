@@ -12,6 +12,7 @@ import argparse
 import math
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 
@@ -19,7 +20,8 @@ from bench.report import report, say
 from bench.serving import find_model
 from octavo_runtime.domain import EngineConfig, SamplingParams, ScheduledSequence, StepPlan
 from octavo_runtime.engine.batch import build_batch
-from octavo_runtime.engine.executor import TorchExecutor, load_executor
+from octavo_runtime.engine.executor import load_executor
+from octavo_runtime.engine.native_executor import NativeExecutor
 
 _WINDOW = 512
 _MOST_WINDOWS = 16  # of each text
@@ -65,19 +67,21 @@ def _read(model: Path, quantization: str, texts: dict[str, list[list[int]]]) -> 
     say(f"{model.name}, {quantization}")
     config = EngineConfig(str(model), device="cpu", quantization=quantization, block_size=_BLOCK_SIZE)
     executor = load_executor(config)
+    assert isinstance(executor, NativeExecutor)
     said = torch.cat([_said(executor, window) for windows in texts.values() for window in windows])
     return said, executor.info.weights_bytes, executor.info.kernels
 
 
 @torch.inference_mode()
-def _said(executor: TorchExecutor, tokens: list[int]) -> torch.Tensor:
+def _said(executor: NativeExecutor, tokens: list[int]) -> torch.Tensor:
     """[tokens - 1, 2]: the loss of each token but the first, and which one was the likeliest in its place."""
     sequence = ScheduledSequence(
         "text", 0, tuple(tokens), 0, tuple(range(_WINDOW // _BLOCK_SIZE)), 1, 0, SamplingParams(temperature=0, seed=0)
     )
-    batch = build_batch(StepPlan((sequence,)), {}, _BLOCK_SIZE, torch.device("cpu"))
-    rows = torch.arange(len(tokens) - 1)
-    logits = executor._decoder.forward(batch.token_ids, batch.positions, batch.slots, batch.paged, rows)
+    batch = build_batch(StepPlan((sequence,)), {}, _BLOCK_SIZE)
+    token_ids, positions, slots = batch.tokens
+    rows = np.arange(len(tokens) - 1)
+    logits = torch.from_numpy(executor._decoder.forward(token_ids, positions, slots, batch.paged, rows))
     losses = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]), reduction="none")
     return torch.stack((losses.double(), logits.argmax(-1).double()), dim=1)
 

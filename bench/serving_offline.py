@@ -29,7 +29,7 @@ from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
 from octavo_runtime import LLM, SamplingParams
 from octavo_runtime.core.scheduler import Scheduler
 from octavo_runtime.domain import EngineConfig
-from octavo_runtime.engine import executor as engine_executor
+from octavo_runtime.engine import native_executor, torch_executor
 from octavo_runtime.loading.plan import plan_model
 from octavo_runtime.models.decoder import Decoder
 from octavo_runtime.models.native_decoder import NativeDecoder
@@ -175,11 +175,13 @@ def _profile(llm: LLM, rng: random.Random) -> dict[str, Any]:
 def _timed(llm: LLM) -> Iterator[dict[str, float]]:
     """Times the phases of a step; none of them contains another."""
     spent: dict[str, float] = defaultdict(float)
+    native = llm.info.kernels.startswith("native")
+    executor = native_executor if native else torch_executor
     parts = {
         "schedule": (Scheduler, "schedule"),
-        "build batch": (engine_executor, "build_batch"),
-        "forward": (NativeDecoder if llm.info.kernels.startswith("native") else Decoder, "forward"),
-        "sample": (engine_executor, "sample_tokens"),
+        "build batch": (executor, "build_batch"),
+        "forward": (NativeDecoder if native else Decoder, "forward"),
+        "sample": (executor, "sample_tokens"),
         "apply": (Scheduler, "apply"),
         "detokenise": (OutputText, "push"),
     }

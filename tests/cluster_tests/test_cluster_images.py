@@ -126,6 +126,10 @@ def test_tag_names_a_missing_input(sources: Path) -> None:
 def test_recipes_name_files_that_exist_and_what_their_containerfile_copies() -> None:
     for recipe in images.RECIPES:
         containerfile = (REPOSITORY / "deploy" / f"{recipe.name}.Containerfile").read_text()
+        for argument in recipe.arguments:
+            name, value = argument.split("=")
+            assert f"ARG {name}" in containerfile
+            containerfile = containerfile.replace(f"${{{name}}}", value)
         for line in containerfile.splitlines():
             if line.startswith("COPY ") and "--from" not in line:
                 assert set(line.split()[1:-1]) <= {*recipe.dependencies, *recipe.sources}, line

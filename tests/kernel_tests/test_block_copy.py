@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from octavo_kernels.block_copy import copy_blocks, cpu, reference
+from octavo_kernels.block_copy import copy_blocks, native, reference
+from octavo_kernels.native.arrays import from_tensor
 
 COPIES = {
     "one": ([3], [6]),
@@ -23,11 +24,15 @@ def pool(blocks: int, dtype: torch.dtype, generator: torch.Generator) -> torch.T
     return torch.randn(3, 2, blocks, 4, 2, 5, generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("form", [reference, cpu], ids=["reference", "cpu"])
+def copy_natively(source: torch.Tensor, target: torch.Tensor, *blocks: list[int]) -> None:
+    native.copy_blocks(from_tensor(source), from_tensor(target), *blocks)
+
+
+@pytest.mark.parametrize("form", [reference.copy_blocks, copy_natively], ids=["reference", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("sources", "targets"), COPIES.values(), ids=COPIES.keys())
 def test_copy_blocks(
-    form: Any, dtype: torch.dtype, sources: list[int], targets: list[int], generator: torch.Generator
+    form: Callable[..., None], dtype: torch.dtype, sources: list[int], targets: list[int], generator: torch.Generator
 ) -> None:
     device, host = pool(10, dtype, generator), pool(12, dtype, generator)
     for source, target in ((device, device), (device, host), (host, device)):
@@ -35,7 +40,7 @@ def test_copy_blocks(
         expected = target.clone()
         for read, written in zip(sources, targets, strict=True):
             expected[:, :, written] = before[:, :, read]
-        form.copy_blocks(source, target, sources, targets)
+        form(source, target, sources, targets)
         assert torch.equal(target, expected)
 
 

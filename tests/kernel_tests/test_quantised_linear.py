@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo_kernels.linear import packing
 from octavo_kernels.linear.packing import MOST_QUANTISED_INPUTS, pack_quantised
 from octavo_kernels.linear.reference import dequantised, linear, quantised
+from octavo_kernels.native.arrays import from_tensor, to_tensor
 from octavo_kernels.native.operations import Operations
 from octavo_kernels.testing import assert_close
 
@@ -101,4 +104,13 @@ def test_quantised_not_finite() -> None:
 
 def test_pack_quantised_too_wide() -> None:
     with pytest.raises(AssertionError, match="132105 inputs"):
-        pack_quantised(torch.empty(1, MOST_QUANTISED_INPUTS + 1), quads=True)
+        pack_quantised(np.empty((1, MOST_QUANTISED_INPUTS + 1)), quads=True)
+
+
+@given(out=st.integers(1, 40), columns=st.integers(1, 20), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_quantised_of_arrays_as_the_reference(out: int, columns: int, dtype: torch.dtype) -> None:
+    weight = random(out, columns).to(dtype)
+    weight[0], weight[-1, 0] = 0, torch.inf
+    (steps, scales), expected = packing.quantised(from_tensor(weight)), quantised(weight)
+    assert torch.equal(to_tensor(scales), expected[1])
+    assert torch.equal(to_tensor(steps)[:-1], expected[0][:-1])

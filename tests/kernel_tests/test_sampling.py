@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from octavo_kernels.native import Context
+from octavo_kernels.native.operations import Sampling
 from octavo_kernels.sampling import NOT_FINITE, cpu, reference
-from octavo_kernels.sampling.native import NativeSampling
 
 ISAS = ("avx512", "avx2")  # there is nothing in it for VNNI
 
@@ -19,7 +19,7 @@ ISAS = ("avx512", "avx2")  # there is nothing in it for VNNI
 def form_of(require_isa: Callable[[str], str]) -> Callable[[str], Any]:
     """A form by its name, or by that of an instruction set."""
     plain = {"reference": reference, "cpu": cpu}
-    return lambda name: plain.get(name) or NativeSampling(Context(2, require_isa(name)))
+    return lambda name: plain.get(name) or Sampling(Context(2, require_isa(name)))
 
 
 @pytest.fixture(params=["reference", "cpu", *ISAS])

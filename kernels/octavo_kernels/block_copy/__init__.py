@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from octavo_kernels.dispatch import form
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["copy_blocks"]
 

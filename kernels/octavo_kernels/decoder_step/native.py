@@ -6,10 +6,11 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from octavo_kernels.linear.packing import PackedLinear
 from octavo_kernels.native import Context, abi
+from octavo_kernels.native.arrays import Array, dtype_name
 from octavo_kernels.paged_attention.batch import PagedBatch
 from octavo_kernels.paged_attention.native import NativeBatch, attention_struct
 
@@ -40,28 +41,28 @@ class LayerWeights:
         down: Back.
     """
 
-    attention_norm: torch.Tensor
+    attention_norm: Array
     qkv: PackedLinear
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    q_norm: Array | None
+    k_norm: Array | None
     output: PackedLinear
-    mlp_norm: torch.Tensor
+    mlp_norm: Array
     gate_up: PackedLinear
     down: PackedLinear
 
-    def struct(self, kv: torch.Tensor) -> abi.Layer:
+    def struct(self, kv: Array) -> abi.Layer:
         """What the library takes; kv: [2, blocks, …], keys first."""
         return abi.Layer(
-            attention_norm=self.attention_norm.data_ptr(),
-            q_norm=None if self.q_norm is None else self.q_norm.data_ptr(),
-            k_norm=None if self.k_norm is None else self.k_norm.data_ptr(),
-            mlp_norm=self.mlp_norm.data_ptr(),
+            attention_norm=self.attention_norm.ctypes.data,
+            q_norm=None if self.q_norm is None else self.q_norm.ctypes.data,
+            k_norm=None if self.k_norm is None else self.k_norm.ctypes.data,
+            mlp_norm=self.mlp_norm.ctypes.data,
             qkv=self.qkv.struct(),
             output=self.output.struct(),
             gate_up=self.gate_up.struct(),
             down=self.down.struct(),
-            keys=kv[0].data_ptr(),
-            values=kv[1].data_ptr(),
+            keys=kv[0].ctypes.data,
+            values=kv[1].ctypes.data,
         )
 
 
@@ -87,21 +88,21 @@ class DecoderStep:
         context: Context,
         layers: Sequence[LayerWeights],
         *,
-        norm: torch.Tensor,
+        norm: Array,
         head: PackedLinear,
-        embedding: torch.Tensor | PackedLinear | None,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        kv_cache: torch.Tensor,
+        embedding: Array | PackedLinear | None,
+        cos: Array,
+        sin: Array,
+        kv_cache: Array,
         num_heads: int,
         eps: float,
     ) -> None:
         rows = embedding.panels if isinstance(embedding, PackedLinear) else embedding
-        if isinstance(embedding, torch.Tensor):
-            embedding_type = abi.TYPES[str(embedding.dtype)]
+        if isinstance(embedding, np.ndarray):
+            embedding_type = abi.TYPES[dtype_name(embedding.dtype)]
         else:
             embedding_type = (embedding or head).type
-        assert embedding_type not in {abi.TYPES["torch.int8"], abi.QUADS}, "an embedding is as it is stored"
+        assert embedding_type not in {abi.TYPES["int8"], abi.QUADS}, "an embedding is as it is stored"
         self._context = context
         self._vocab_size = head.out
         structs = (abi.Layer * len(layers))(*(layer.struct(kv) for layer, kv in zip(layers, kv_cache, strict=True)))
@@ -113,22 +114,22 @@ class DecoderStep:
             attention=attention_struct(kv_cache[0, 0], num_heads, kv_cache.shape[-1] ** -0.5),
             eps=eps,
             layers=structs,
-            norm=norm.data_ptr(),
+            norm=norm.ctypes.data,
             head=head.struct(),
-            embedding=None if rows is None else rows.data_ptr(),
+            embedding=None if rows is None else rows.ctypes.data,
             embedding_type=embedding_type,
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
+            cos=cos.ctypes.data,
+            sin=sin.ctypes.data,
         )
 
     def __call__(
         self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
+        token_ids: Array,
+        positions: Array,
+        slots: Array,
         batch: PagedBatch,
-        wanted_rows: torch.Tensor,
-    ) -> torch.Tensor:
+        wanted_rows: Array,
+    ) -> Array:
         """Runs a step and writes its KV.
 
         Args:
@@ -145,9 +146,9 @@ class DecoderStep:
             MemoryError: The step's own memory cannot be had.
         """
         native = NativeBatch(batch, token_ids=token_ids, positions=positions, slots=slots, wanted_rows=wanted_rows)
-        logits = torch.empty(wanted_rows.shape[0], self._vocab_size)
+        logits = np.empty((len(wanted_rows), self._vocab_size), np.float32)
         if not self._context.library.octavo_decoder_step(
-            self._context.handle, ctypes.byref(self._model), ctypes.byref(native.struct), logits.data_ptr()
+            self._context.handle, ctypes.byref(self._model), ctypes.byref(native.struct), logits.ctypes.data
         ):
             raise MemoryError(f"there is no memory for a step of {token_ids.shape[0]} tokens")
         return logits

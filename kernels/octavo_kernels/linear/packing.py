@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import mmap
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch.nn.functional import pad
+import numpy as np
 
-from octavo_kernels.linear.reference import quantised
 from octavo_kernels.native import abi
+from octavo_kernels.native.arrays import BFLOAT16, Array, cast, dtype_name
 
 __all__ = [
     "GROUP",
@@ -21,6 +21,7 @@ __all__ = [
     "pack_linear",
     "pack_panels",
     "pack_quantised",
+    "quantised",
 ]
 
 PANEL = 16
@@ -49,12 +50,12 @@ class PackedLinear:
         group_bits: 4 or 8, of a weight in groups; None otherwise.
     """
 
-    panels: torch.Tensor
-    bias: torch.Tensor | None
+    panels: Array
+    bias: Array | None
     out: int
     columns: int
-    scales: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
+    scales: Array | None = None
+    offsets: Array | None = None
     group_bits: int | None = None
 
     @property
@@ -62,27 +63,27 @@ class PackedLinear:
         """As the library numbers it."""
         if self.group_bits is not None:
             return abi.GROUPS[self.group_bits]
-        return abi.TYPES[str(self.panels.dtype)] if self.offsets is None else abi.QUADS
+        return abi.TYPES[dtype_name(self.panels.dtype)] if self.offsets is None else abi.QUADS
 
     def struct(self) -> abi.Linear:
         """What the library takes; valid as long as this object lives."""
         return abi.Linear(
-            weight=self.panels.data_ptr(),
-            bias=None if self.bias is None else self.bias.data_ptr(),
+            weight=self.panels.ctypes.data,
+            bias=None if self.bias is None else self.bias.ctypes.data,
             out=self.out,
             in_=self.columns,
             type=self.type,
-            scales=None if self.scales is None else self.scales.data_ptr(),
-            offsets=None if self.offsets is None else self.offsets.data_ptr(),
+            scales=None if self.scales is None else self.scales.ctypes.data,
+            offsets=None if self.offsets is None else self.offsets.ctypes.data,
         )
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+def pack_linear(weight: Array, bias: Array | None = None) -> PackedLinear:
     """Packs [out, in] with its bias, [out]."""
     return PackedLinear(pack_panels(weight), _bias(bias), *weight.shape)
 
 
-def pack_quantised(weight: torch.Tensor, bias: torch.Tensor | None = None, *, quads: bool) -> PackedLinear:
+def pack_quantised(weight: Array, bias: Array | None = None, *, quads: bool) -> PackedLinear:
     """Packs [out, in], rounded as the reference does, with its bias, [out].
 
     Args:
@@ -92,93 +93,100 @@ def pack_quantised(weight: torch.Tensor, bias: torch.Tensor | None = None, *, qu
     """
     out, columns = weight.shape
     assert columns <= MOST_QUANTISED_INPUTS, f"{columns} inputs"
-    packed = _panels(out, columns, torch.int8, _QUAD if quads else 1)
+    packed = _panels(out, columns, np.dtype(np.int8), _QUAD if quads else 1)
     panels = packed.shape[0]
-    scales = torch.zeros(panels * PANEL)
-    offsets = torch.zeros(panels * PANEL, dtype=torch.int32)
+    scales = np.zeros(panels * PANEL, np.float32)
+    offsets = np.zeros(panels * PANEL, np.int32)
     for first in range(0, out, _ROWS_AT_ONCE):
         steps, scales_of_part = quantised(weight[first : first + _ROWS_AT_ONCE])
-        rows = slice(first, first + steps.shape[0])
+        rows = slice(first, first + len(steps))
         scales[rows] = scales_of_part
-        offsets[rows] = -128 * steps.sum(dim=1, dtype=torch.int32)
+        offsets[rows] = -128 * steps.sum(axis=1, dtype=np.int32)
         _fill(packed[first // PANEL :], steps)
     return PackedLinear(packed, _bias(bias), out, columns, scales, offsets if quads else None)
 
 
-def pack_groups(
-    quants: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None, bias: torch.Tensor | None = None
-) -> PackedLinear:
+def quantised(weight: Array) -> tuple[Array, Array]:
+    """As `reference.quantised`, to the last bit: [out, in], int8, and [out], float32."""
+    wide = cast(weight, np.dtype(np.float32))
+    scales: Array = np.abs(wide).max(axis=1) / np.float32(127)
+    with np.errstate(invalid="ignore"):  # of rows that are not finite, whose steps mean nothing
+        steps = wide / np.where(scales == 0, np.float32(1), scales)[:, None]
+        steps = np.clip(np.rint(steps, out=steps), -127, 127, out=steps).astype(np.int8)
+    return steps, scales
+
+
+def pack_groups(quants: Array, scales: Array, minima: Array | None, bias: Array | None = None) -> PackedLinear:
     """Packs a weight in groups, in the form that `reference.from_groups` takes, with its bias, [out]."""
     out, groups = scales.shape
     panels = -(-out // PANEL)
     bits = 8 if minima is None else 4
     in_quants = PANEL * GROUP * bits // 8
     numbers = [scales] if minima is None else [scales, minima]
-    packed = _huge((panels, groups, in_quants + 2 * PANEL * len(numbers)), torch.uint8)
+    packed = _huge((panels, groups, in_quants + 2 * PANEL * len(numbers)), np.dtype(np.uint8))
     for first in range(0, panels, _PANELS_AT_ONCE):
         rows = slice(first * PANEL, (first + _PANELS_AT_ONCE) * PANEL)
         part = packed[first : first + _PANELS_AT_ONCE]
-        steps = quants[rows].view(torch.uint8).view(-1, groups, GROUP * bits // 8)
+        steps = quants[rows].view(np.uint8).reshape(-1, groups, GROUP * bits // 8)
         if bits == 4:
-            steps = torch.cat((steps & 15, steps >> 4), dim=2)
+            steps = np.concatenate((steps & 15, steps >> 4), axis=2)
         # [panels, outputs, groups, pairs, 2] -> [panels, groups, pairs, outputs, 2]
-        pairs = _whole_panels(steps).view(-1, PANEL, groups, GROUP // 2, 2).permute(0, 2, 3, 1, 4)
+        pairs = _whole_panels(steps).reshape(-1, PANEL, groups, GROUP // 2, 2).transpose(0, 2, 3, 1, 4)
         if bits == 4:
             # A number of 16 bits holds four pairs: its lower byte the first of each two inputs, its upper byte the other.
-            of_vector = pairs.reshape(-1, groups, 4, 4, PANEL, 2).to(torch.int16)
-            shifts = torch.tensor([0, 4, 8, 12], dtype=torch.int16).view(4, 1, 1)
-            words = (of_vector << shifts).sum(dim=3, dtype=torch.int16)
-            part[..., :in_quants] = words.flatten(2).view(torch.uint8)
+            words = np.zeros((len(part), groups, 4, PANEL, 2), np.uint16)
+            for pair in range(4):
+                words |= pairs[:, :, pair::4].astype(np.uint16) << 4 * pair
+            part[..., :in_quants] = words.reshape(len(part), groups, -1).view(np.uint8)
         else:
-            part[..., :in_quants] = pairs.flatten(2)
+            part[..., :in_quants] = pairs.reshape(len(part), groups, -1)
         for number, values in enumerate(numbers):
             begin = in_quants + 2 * PANEL * number
-            by_group = _whole_panels(values[rows]).view(-1, PANEL, groups).transpose(1, 2).contiguous()
-            part[..., begin : begin + 2 * PANEL] = by_group.view(torch.uint8)
+            by_group = _whole_panels(values[rows]).reshape(-1, PANEL, groups).swapaxes(1, 2)
+            part[..., begin : begin + 2 * PANEL] = np.ascontiguousarray(by_group).view(np.uint8)
     return PackedLinear(packed, _bias(bias), out, groups * GROUP, group_bits=bits)
 
 
-def _whole_panels(rows: torch.Tensor) -> torch.Tensor:
-    """With rows of zeros behind, to a multiple of 16."""
-    missing = -rows.shape[0] % PANEL
-    return torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:]))) if missing else rows
-
-
-def pack_panels(weight: torch.Tensor) -> torch.Tensor:
+def pack_panels(weight: Array) -> Array:
     """[out, in] in panels, rows beyond the last one zero; on memory of its own, in huge pages if possible."""
     out, columns = weight.shape
-    packed = _panels(out, columns, weight.dtype, 2 if weight.dtype == torch.bfloat16 else 1)
+    packed = _panels(out, columns, weight.dtype, 2 if weight.dtype == BFLOAT16 else 1)
     _fill(packed, weight)
     return packed
 
 
-def _panels(out: int, columns: int, dtype: torch.dtype, together: int) -> torch.Tensor:
+def _panels(out: int, columns: int, dtype: np.dtype, together: int) -> Array:
     """Zeros; an even number of panels, since some tiles take two at a time."""
     return _huge((-(-out // (2 * PANEL)) * 2, -(-columns // together), PANEL, together), dtype)
 
 
-def _fill(packed: torch.Tensor, weight: torch.Tensor) -> None:
+def _fill(packed: Array, weight: Array) -> None:
     """Packs a weight into its first panels."""
-    together = packed.shape[3]
-    out, columns = weight.shape
-    if columns % together:
-        weight = pad(weight, (0, -columns % together))
-    whole = out // PANEL
+    _, across, _, together = packed.shape
+    missing = across * together - weight.shape[1]
+    if missing:
+        weight = np.concatenate((weight, np.zeros((len(weight), missing), weight.dtype)), axis=1)
+    # What goes together moves as one number: [panel, output, across] -> [panel, across, output]
+    number = np.dtype(f"u{packed.dtype.itemsize * together}")
+    source, target = np.ascontiguousarray(weight).view(number), packed.view(number)[..., 0]
+    whole, rest = divmod(len(weight), PANEL)
+    target[:whole] = source[: whole * PANEL].reshape(whole, PANEL, across).swapaxes(1, 2)
+    if rest:
+        target[whole, :, :rest] = source[whole * PANEL :].T
 
-    def in_panels(rows: torch.Tensor) -> torch.Tensor:
-        return rows.view(-1, PANEL, packed.shape[1], together).transpose(1, 2)
 
-    packed[:whole] = in_panels(weight[: whole * PANEL])
-    if out % PANEL:
-        packed[whole : whole + 1] = in_panels(pad(weight[whole * PANEL :], (0, 0, 0, -out % PANEL)))
+def _whole_panels(rows: Array) -> Array:
+    """With rows of zeros behind, to a multiple of 16."""
+    missing = -len(rows) % PANEL
+    return np.concatenate((rows, np.zeros((missing, *rows.shape[1:]), rows.dtype))) if missing else rows
 
 
-def _huge(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _huge(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Zeros on memory of their own, in huge pages if possible."""
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
 
 
-def _bias(bias: torch.Tensor | None) -> torch.Tensor | None:
-    return None if bias is None else bias.float().contiguous()
+def _bias(bias: Array | None) -> Array | None:
+    return None if bias is None else np.ascontiguousarray(cast(bias, np.dtype(np.float32)))

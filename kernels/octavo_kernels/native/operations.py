@@ -1,17 +1,20 @@
-"""Each native operation alone, with its reference's arguments: for tests of one against the other."""
+"""Each native operation alone, with its reference's arguments, which are tensors: for tests of one against the other."""
 
 from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
 
 from octavo_kernels.linear.packing import PackedLinear, pack_groups, pack_linear, pack_quantised
 from octavo_kernels.native import Context, abi
+from octavo_kernels.native.arrays import Array, from_tensor, to_tensor
 from octavo_kernels.paged_attention.batch import PagedBatch
 from octavo_kernels.paged_attention.native import NativeBatch, attention_struct
+from octavo_kernels.sampling.native import NativeSampling
 
-__all__ = ["Operations", "pool_order", "token_order"]
+__all__ = ["Operations", "Sampling", "pool_order", "token_order"]
 
 
 def pool_order(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +55,8 @@ class Operations:
         quantised: bool = False,
     ) -> torch.Tensor:
         """As the reference, with the weight quantised if that is asked for; added to `onto`, in place, if there is one."""
-        packed = pack_quantised(weight, bias, quads=self._context.quads) if quantised else pack_linear(weight, bias)
+        arrays = from_tensor(weight), _array(bias)
+        packed = pack_quantised(*arrays, quads=self._context.quads) if quantised else pack_linear(*arrays)
         return self._linear(x, packed, onto)
 
     def linear_of_groups(
@@ -65,7 +69,9 @@ class Operations:
         onto: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As the reference, with the weight of `from_groups`; added to `onto`, in place, if there is one."""
-        return self._linear(x, pack_groups(quants, scales, minima, bias), onto)
+        return self._linear(
+            x, pack_groups(from_tensor(quants), from_tensor(scales), _array(minima), _array(bias)), onto
+        )
 
     def _linear(self, x: torch.Tensor, packed: PackedLinear, onto: torch.Tensor | None) -> torch.Tensor:
         y = torch.full((x.shape[0], packed.out), torch.nan) if onto is None else onto
@@ -108,7 +114,7 @@ class Operations:
         )
         rows = torch.arange(tokens)
         batch = abi.Batch(tokens=tokens, positions=rows.data_ptr(), slots=slots.data_ptr())
-        shape = attention_struct(k_cache, q_heads, 1.0)
+        shape = attention_struct(from_tensor(k_cache), q_heads, 1.0)
         structs = [ctypes.byref(struct) for struct in (shape, batch, layer)]
         self._library.octavo_rotary_kv(self._handle, *structs, eps, cos.data_ptr(), sin.data_ptr(), qkv.data_ptr())
         return qkv[:, :q_heads]
@@ -117,11 +123,39 @@ class Operations:
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: PagedBatch, scale: float
     ) -> torch.Tensor:
         """As the reference, with caches in `pool_order`."""
-        rows = torch.arange(q.shape[0])
+        rows = np.arange(q.shape[0])
         native = NativeBatch(batch, token_ids=rows, positions=rows, slots=rows, wanted_rows=rows)
-        shape = attention_struct(k_cache, q.shape[1], 1.0)
+        shape = attention_struct(from_tensor(k_cache), q.shape[1], 1.0)
         scaled, out = q * scale, torch.full_like(q, torch.nan)
         structs = [ctypes.byref(struct) for struct in (shape, native.struct)]
         pointers = [tensor.data_ptr() for tensor in (scaled, k_cache, v_cache, out)]
         assert self._library.octavo_paged_attention(self._handle, *structs, *pointers)
         return out
+
+
+class Sampling:
+    """`NativeSampling` of one context.
+
+    Args:
+        context: The library and its threads.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._form = NativeSampling(context)
+
+    def greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        """As the reference."""
+        return to_tensor(self._form.greedy(from_tensor(logits)))
+
+    def sample(self, logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
+        """As the reference."""
+        return to_tensor(self._form.sample(*map(from_tensor, (logits, *columns))))
+
+    def best(self, scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the reference."""
+        values, tokens = self._form.best(from_tensor(scores), count)
+        return to_tensor(values), to_tensor(tokens)
+
+
+def _array(tensor: torch.Tensor | None) -> Array | None:
+    return None if tensor is None else from_tensor(tensor)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from octavo_kernels.dispatch import form
 from octavo_kernels.paged_attention.batch import PagedBatch
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["PagedBatch", "paged_attention", "prepare", "prepare_rows"]
 

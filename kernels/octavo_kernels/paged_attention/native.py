@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from octavo_kernels.native import abi
+from octavo_kernels.native.arrays import Array, dtype_name
 from octavo_kernels.paged_attention.batch import PagedBatch
 
 __all__ = ["NativeBatch", "attention_struct"]
@@ -29,10 +29,10 @@ class NativeBatch:
         self,
         batch: PagedBatch,
         *,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        wanted_rows: torch.Tensor,
+        token_ids: Array,
+        positions: Array,
+        slots: Array,
+        wanted_rows: Array,
     ) -> None:
         lengths = [-(-context // batch.block_size) for context in batch.context_lens]
         tables = [
@@ -48,18 +48,18 @@ class NativeBatch:
             tokens=token_ids.shape[0],
             sequences=len(lengths),
             wanted=wanted_rows.shape[0],
-            token_ids=token_ids.data_ptr(),
-            positions=positions.data_ptr(),
-            slots=slots.data_ptr(),
+            token_ids=token_ids.ctypes.data,
+            positions=positions.ctypes.data,
+            slots=slots.ctypes.data,
             query_lens=query_lens.ctypes.data,
             context_lens=context_lens.ctypes.data,
             table_starts=table_starts.ctypes.data,
             blocks=blocks.ctypes.data,
-            wanted_rows=wanted_rows.data_ptr(),
+            wanted_rows=wanted_rows.ctypes.data,
         )
 
 
-def attention_struct(kv: torch.Tensor, heads: int, scale: float) -> abi.Attention:
+def attention_struct(kv: Array, heads: int, scale: float) -> abi.Attention:
     """The shape of attention over a pool of [blocks, block size, kv heads, head_dim]."""
     _, block_size, kv_heads, head_dim = kv.shape
     return abi.Attention(
@@ -67,6 +67,6 @@ def attention_struct(kv: torch.Tensor, heads: int, scale: float) -> abi.Attentio
         kv_heads=kv_heads,
         head_dim=head_dim,
         block_size=block_size,
-        type=abi.TYPES[str(kv.dtype)],
+        type=abi.TYPES[dtype_name(kv.dtype)],
         scale=scale,
     )

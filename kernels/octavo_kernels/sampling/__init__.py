@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from octavo_kernels.dispatch import form
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["NOT_FINITE", "best", "greedy", "sample"]
 

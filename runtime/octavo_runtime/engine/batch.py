@@ -1,4 +1,4 @@
-"""A step's plan as tensors."""
+"""A step's plan as arrays."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
+from octavo_kernels.native.arrays import Array
 from octavo_kernels.paged_attention import PagedBatch
 from octavo_runtime.domain import StepPlan
 
@@ -19,30 +19,25 @@ class Batch:
     """What the decoder takes.
 
     Attributes:
-        token_ids: [tokens], int64, sequence after sequence.
-        positions: [tokens], int64.
-        slots: [tokens], int64: where each token's KV goes.
+        tokens: [3, tokens], int64, sequence after sequence: their ids, their positions, and their slots, where each
+            one's KV goes. In one piece, so that one copy brings them to a device.
         paged: Which tokens are whose.
         sampling_rows: [sequences that sample], int64, in order: the row of each one's last token.
     """
 
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
+    tokens: Array
     paged: PagedBatch
-    sampling_rows: torch.Tensor
+    sampling_rows: Array
 
 
-def build_batch(plan: StepPlan, sampled: Mapping[int, int], block_size: int, device: torch.device) -> Batch:
+def build_batch(plan: StepPlan, sampled: Mapping[int, int], block_size: int) -> Batch:
     """Lays a plan's sequences one after the other.
 
     Args:
         plan: At least one sequence.
         sampled: Sequence number -> token sampled in the step before: what takes the places of placeholders.
         block_size: Tokens per block.
-        device: Of the tensors.
     """
-    # [3, tokens]: token ids, positions, slots, so that one copy brings them to the device
     table = np.empty((3, plan.num_tokens), dtype=np.int64)
     rows: list[int] = []
     end = 0
@@ -60,16 +55,13 @@ def build_batch(plan: StepPlan, sampled: Mapping[int, int], block_size: int, dev
             table[2, start:end] = blocks[positions // block_size] * block_size + positions % block_size
         if sequence.num_samples:
             rows.append(end - 1)
-    token_ids, positions_, slots = torch.from_numpy(table).to(device)
     return Batch(
-        token_ids=token_ids,
-        positions=positions_,
-        slots=slots,
+        tokens=table,
         paged=PagedBatch(
             block_size=block_size,
             query_lens=tuple(len(sequence.token_ids) for sequence in plan.sequences),
             context_lens=tuple(sequence.num_computed + len(sequence.token_ids) for sequence in plan.sequences),
             block_tables=tuple(sequence.block_table for sequence in plan.sequences),
         ),
-        sampling_rows=torch.tensor(rows, dtype=torch.int64, device=device),
+        sampling_rows=np.array(rows, dtype=np.int64),
     )

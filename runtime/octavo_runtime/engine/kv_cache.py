@@ -11,29 +11,32 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
-import torch
+import numpy as np
 
-from octavo_kernels.block_copy import copy_blocks
+from octavo_kernels.block_copy.native import copy_blocks
+from octavo_kernels.native.arrays import Array
 from octavo_runtime.domain import BlockCopy, CopyKind
 from octavo_runtime.errors import NotEnoughMemoryForKV
 from octavo_runtime.loading.spec import DecoderSpec
 
-__all__ = ["KVPool", "independent_runs"]
+__all__ = ["KVPool", "independent_runs", "make_copies", "pool_shape"]
+
+_Tier = TypeVar("_Tier")
 
 
 class KVPool:
-    """Both tiers.
+    """Both tiers, in the memory of a CPU.
 
     Args:
         spec: The model.
         num_blocks: Blocks on the device at first.
-        max_num_blocks: Blocks up to which it may grow; more than num_blocks on a CPU alone.
-        num_host_blocks: Blocks on the host; pinned memory where the device is a GPU.
+        max_num_blocks: Blocks up to which it may grow.
+        num_host_blocks: Blocks on the host.
         block_size: Tokens per block.
         dtype: Of keys and values.
-        device: Of the first tier.
 
     Attributes:
         device: The device's blocks.
@@ -51,32 +54,20 @@ class KVPool:
         max_num_blocks: int,
         num_host_blocks: int,
         block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        dtype: np.dtype[Any],
     ) -> None:
         self._num_blocks = num_blocks
-        block = (block_size, spec.num_kv_heads, spec.head_dim)
-        shape = (spec.num_layers, 2, max_num_blocks, *block)
-        host_shape = (spec.num_layers, 2, num_host_blocks, *block)
-        self._memory: mmap.mmap | None = None
-        if device.type == "cpu":
-            self._memory, self.device = _reserve(shape, dtype)
-            self.host = _reserve(host_shape, dtype)[1] if num_host_blocks else torch.empty(host_shape, dtype=dtype)
-        else:
-            assert num_blocks == max_num_blocks, "the pool of a GPU keeps its size"
-            self.device = torch.empty(shape, dtype=dtype, device=device)
-            self.host = torch.empty(host_shape, dtype=dtype, pin_memory=num_host_blocks > 0)
+        self._memory, self.device = _reserve(pool_shape(spec, max_num_blocks, block_size), dtype)
+        host_shape = pool_shape(spec, num_host_blocks, block_size)
+        self.host = _reserve(host_shape, dtype)[1] if num_host_blocks else np.empty(host_shape, dtype)
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         """Makes copies as if one after the other."""
-        for kind, sources, targets in independent_runs(copies):
-            source = self.host if kind is CopyKind.IN else self.device
-            target = self.host if kind is CopyKind.OUT else self.device
-            copy_blocks(source, target, sources, targets)
+        make_copies(copies, self.device, self.host, copy_blocks)
 
     def resize(self, num_blocks: int) -> None:
         """Gives the memory of blocks from `num_blocks` on back; those that were not there before are simply there."""
-        if self._memory is not None and num_blocks < self._num_blocks:
+        if num_blocks < self._num_blocks:
             row = self.device[0, 0].nbytes  # the blocks of one layer's keys or values
             block = self.device[0, 0, 0].nbytes
             for start in range(0, self.device.nbytes, row):
@@ -85,6 +76,24 @@ class KVPool:
                 if first < end:
                     self._memory.madvise(mmap.MADV_DONTNEED, first, end - first)
         self._num_blocks = num_blocks
+
+
+def pool_shape(spec: DecoderSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
+    """Of a tier of this many blocks."""
+    return spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim
+
+
+def make_copies(
+    copies: Iterable[BlockCopy],
+    device: _Tier,
+    host: _Tier,
+    copy_blocks: Callable[[_Tier, _Tier, Sequence[int], Sequence[int]], None],
+) -> None:
+    """Makes copies between two tiers as if one after the other."""
+    for kind, sources, targets in independent_runs(copies):
+        source = host if kind is CopyKind.IN else device
+        target = host if kind is CopyKind.OUT else device
+        copy_blocks(source, target, sources, targets)
 
 
 def independent_runs(copies: Iterable[BlockCopy]) -> Iterator[tuple[CopyKind, list[int], list[int]]]:
@@ -116,8 +125,8 @@ def independent_runs(copies: Iterable[BlockCopy]) -> Iterator[tuple[CopyKind, li
         yield kind, sources, targets
 
 
-def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[mmap.mmap, torch.Tensor]:
-    """A tensor on memory of its own, which is taken page by page when it is first written."""
+def _reserve(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[mmap.mmap, Array]:
+    """An array on memory of its own, which is taken page by page when it is first written."""
     size = math.prod(shape) * dtype.itemsize
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -127,7 +136,7 @@ def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[mmap.mmap, tor
             hint="Lower --kv-cache-memory-max or --swap-space: beyond the machine's memory they are of no use.",
             needed=size,
         ) from error
-    return memory, torch.frombuffer(memory, dtype=dtype).view(shape)
+    return memory, np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
 
 
 def _pages(size: int) -> int:

@@ -1,38 +1,32 @@
-"""Memory of the device: whether weights and KV cache fit, and how much the KV cache gets."""
+"""Whether weights and KV cache fit into the memory that there is, and what malloc does with what is freed."""
 
 from __future__ import annotations
 
 import ctypes
 
-import torch
-
-from octavo_runtime.domain import EngineConfig
-from octavo_runtime.engine.limits import available_memory
 from octavo_runtime.errors import NotEnoughMemoryForKV, NotEnoughMemoryForWeights
-from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY
 
-__all__ = [
-    "free_memory",
-    "keep_freed_memory",
-    "kv_memory",
-    "require_room_for_weights",
-    "return_freed_memory",
-]
+__all__ = ["keep_freed_memory", "require_room_for_kv", "require_room_for_weights", "return_freed_memory"]
 
 # Parameters of glibc's mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def require_room_for_weights(needed: int, dtype: str, device: torch.device) -> None:
+def require_room_for_weights(needed: int, available: int, dtype: str, device: str) -> None:
     """Checks before a byte is read.
+
+    Args:
+        needed: Bytes that the weights take.
+        available: Bytes that can still be taken.
+        dtype: What they are in, for the message.
+        device: Where they go, for the message.
 
     Raises:
         NotEnoughMemoryForWeights: With what is needed and what there is.
     """
-    available = free_memory(device)
     if needed > available:
         raise NotEnoughMemoryForWeights(
-            f"the weights take {needed} bytes in {dtype}, and {available} are available on {device.type}",
+            f"the weights take {needed} bytes in {dtype}, and {available} are available on {device}",
             hint="Give the container more memory"
             + (", or use --dtype bfloat16, which halves them." if dtype == "float32" else "."),
             needed=needed,
@@ -40,23 +34,17 @@ def require_room_for_weights(needed: int, dtype: str, device: torch.device) -> N
         )
 
 
-def kv_memory(config: EngineConfig, device: torch.device, activations: int) -> int:
-    """Bytes for the KV cache, with the weights loaded.
+def require_room_for_kv(memory: int, swap: int, available: int) -> None:
+    """Checks before the KV cache is taken, with the weights loaded.
 
     Args:
-        config: `kv_cache_memory`, or on a GPU the share of `gpu_memory_utilization`.
-        device: Where it will lie.
-        activations: Bytes that the largest step needs beside weights and KV cache.
+        memory: Bytes for the device's blocks.
+        swap: Bytes for the host's, where both lie in one memory.
+        available: Bytes that can still be taken.
 
     Raises:
-        NotEnoughMemoryForKV: Fewer are left than were asked for.
+        NotEnoughMemoryForKV: Fewer are left.
     """
-    available = free_memory(device) - activations
-    if device.type == "cuda" and config.kv_cache_memory is None:
-        total = torch.cuda.mem_get_info(device)[1]
-        return max(0, available - int(total * (1 - config.gpu_memory_utilization)))
-    memory = config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY
-    swap = config.swap_space if device.type == "cpu" else 0  # both tiers lie in one memory
     if memory + swap > available:
         raise NotEnoughMemoryForKV(
             f"the KV cache is to take {memory} bytes{f' and the swap space {swap}' if swap else ''}, but with the "
@@ -66,7 +54,6 @@ def kv_memory(config: EngineConfig, device: torch.device, activations: int) -> i
             needed=memory + swap,
             available=available,
         )
-    return memory
 
 
 def return_freed_memory() -> None:
@@ -88,11 +75,3 @@ def _mallopt(*, mmap_threshold: int, trim_threshold: int) -> None:
     if mallopt is not None:  # another libc decides for itself
         mallopt(_M_MMAP_THRESHOLD, mmap_threshold)
         mallopt(_M_TRIM_THRESHOLD, trim_threshold)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps for itself is free
-        return torch.cuda.mem_get_info(device)[0]
-    return available_memory()

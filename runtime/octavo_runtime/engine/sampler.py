@@ -6,42 +6,43 @@ import hashlib
 import itertools
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
+import numpy as np
 
-from octavo_kernels import sampling
+from octavo_kernels.native.arrays import Array
 from octavo_kernels.sampling import NOT_FINITE
-from octavo_runtime.domain import ScheduledSequence, StepResult
+from octavo_runtime.domain import ScheduledSequence, StepPlan, StepResult
 
-__all__ = ["SamplingForm", "sample_tokens", "step_result", "uniform"]
+__all__ = ["SamplingForm", "sample_tokens", "sampled_tokens", "step_result", "uniform"]
 
 _NOT_FINITE_ERROR = "the model's output for this request is not finite"
 # In the place of candidates that a small vocabulary does not have: no search takes it while there are others.
 _NONE = (0, -1e9)
 
 
-class SamplingForm(Protocol):
-    """The functions of octavo_kernels.sampling: that module, or a form of its own."""
+Numbers = Any
+"""An array or a tensor, whichever the form takes and gives."""
 
-    def greedy(self, logits: torch.Tensor, /) -> torch.Tensor:
+
+class SamplingForm(Protocol):
+    """What draws tokens from logits on one device: the functions of octavo_kernels.sampling, and one more."""
+
+    def greedy(self, logits: Numbers, /) -> Numbers:
         """The most likely token of each row."""
         ...
 
     def sample(
-        self,
-        logits: torch.Tensor,
-        temperature: torch.Tensor,
-        top_k: torch.Tensor,
-        top_p: torch.Tensor,
-        min_p: torch.Tensor,
-        uniform: torch.Tensor,
-        /,
-    ) -> torch.Tensor:
+        self, logits: Numbers, temperature: Array, top_k: Array, top_p: Array, min_p: Array, uniform: Array, /
+    ) -> Numbers:
         """A token drawn for each row."""
         ...
 
-    def best(self, scores: torch.Tensor, count: int, /) -> tuple[torch.Tensor, torch.Tensor]:
+    def log_softmax(self, logits: Numbers, /) -> Numbers:
+        """The logarithm of each likelihood, in float32; 0 where it is not a number."""
+        ...
+
+    def best(self, scores: Numbers, count: int, /) -> tuple[Numbers, Numbers]:
         """The largest of each row, and where they stand."""
         ...
 
@@ -72,9 +73,7 @@ def step_result(tokens: Sequence[int], positions: Sequence[int]) -> StepResult:
     return StepResult([max(token, 0) for token in tokens], (), failed)
 
 
-def sample_tokens(
-    logits: torch.Tensor, sequences: Sequence[ScheduledSequence], form: SamplingForm = sampling
-) -> StepResult:
+def sample_tokens(logits: Numbers, sequences: Sequence[ScheduledSequence], form: SamplingForm) -> StepResult:
     """Draws as many tokens for each sequence of a plan as it asks for, or finds its best candidates.
 
     A row is drawn from once for each answer that is to begin with it:
@@ -101,16 +100,14 @@ def sample_tokens(
     drawn = logits
     if len(rows) > len(logits):
         owners = itertools.accumulate(draw == 0 for _, _, draw in rows)
-        drawn = logits[torch.tensor([owner - 1 for owner in owners], device=logits.device)]
+        drawn = logits[[owner - 1 for owner in owners]]
     result = step_result(_draw(drawn, rows, form), [position for position, _, _ in rows])
     if not wants_logprobs:
         return result
 
-    scores = drawn.float().log_softmax(dim=-1)
-    if result.failed:
-        scores = scores.nan_to_num()
+    scores = form.log_softmax(drawn)
     tokens = list(result.tokens)
-    logprobs: list[float] = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
+    logprobs: list[float] = scores[list(range(len(tokens))), tokens].tolist()
     beams = {n: sequence.num_samples for n, (_, sequence, _) in enumerate(rows) if sequence.sampling.use_beam_search}
     if beams:
         candidates = _candidates(scores, beams, form)
@@ -120,30 +117,37 @@ def sample_tokens(
     return StepResult(tokens, logprobs, result.failed)
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[tuple[int, ScheduledSequence, int]], form: SamplingForm) -> list[int]:
+def sampled_tokens(plan: StepPlan, result: StepResult) -> dict[int, int]:
+    """The token that each sequence goes on with, where it can be told without the scheduler: sequence number -> token."""
+    tokens: dict[int, int] = {}
+    place = 0
+    for sequence in plan.sequences:
+        if sequence.num_samples == 1:
+            tokens[sequence.number] = result.tokens[place]
+        place += sequence.num_samples
+    return tokens
+
+
+def _draw(logits: Numbers, rows: Sequence[tuple[int, ScheduledSequence, int]], form: SamplingForm) -> list[int]:
     """A token for each row, NOT_FINITE where there is none."""
-    device = logits.device
     params = [sequence.sampling for _, sequence, _ in rows]
     temperatures = [0.0 if p.use_beam_search else p.temperature for p in params]
     if not any(temperatures):
         greedy: list[int] = form.greedy(logits).tolist()
         return greedy
     assert all(p.seed is not None for p in params), "the door draws a seed where the client gives none"
-    draws = [uniform(s.sampling.seed or 0, s.num_generated, s.choice + draw) for _, s, draw in rows]
     tokens: list[int] = form.sample(
         logits,
-        torch.tensor(temperatures, dtype=torch.float32, device=device),
-        torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
-        torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
-        torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
-        torch.tensor(draws, dtype=torch.float64, device=device),
+        np.array(temperatures, np.float32),
+        np.array([p.top_k for p in params], np.int64),
+        np.array([p.top_p for p in params], np.float32),
+        np.array([p.min_p for p in params], np.float32),
+        np.array([uniform(s.sampling.seed or 0, s.num_generated, s.choice + draw) for _, s, draw in rows]),
     ).tolist()
     return tokens
 
 
-def _candidates(
-    scores: torch.Tensor, counts: Mapping[int, int], form: SamplingForm
-) -> dict[int, list[tuple[int, float]]]:
+def _candidates(scores: Numbers, counts: Mapping[int, int], form: SamplingForm) -> dict[int, list[tuple[int, float]]]:
     """The best tokens of some rows with their log-probabilities: row -> as many as `counts` says."""
     found = form.best(scores[list(counts)], min(max(counts.values()), scores.shape[1]))
     return {

@@ -1,14 +1,31 @@
-"""For tests: what stands for a GPU that captures and replays graphs."""
+"""For tests: what stands for a GPU that captures and replays graphs, and memory that shows when it is read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["RecordingDevice"]
+from octavo_kernels.native.arrays import cast
+from octavo_runtime.engine.native_executor import NativeExecutor
+from octavo_runtime.engine.torch_executor import TorchExecutor
+
+__all__ = ["LoadedExecutor", "RecordingDevice", "poison"]
+
+LoadedExecutor = NativeExecutor | TorchExecutor
+"""What `load_executor` gives."""
+
+
+def poison(executor: LoadedExecutor) -> None:
+    """Fills the whole KV cache with NaN: whatever reads a slot that was not written shows."""
+    for tier in (executor.pool.device, executor.pool.host):
+        if isinstance(tier, torch.Tensor):
+            tier.fill_(torch.nan)
+        else:
+            tier[...] = cast(np.array(np.nan), tier.dtype)
 
 
 class RecordingDevice:

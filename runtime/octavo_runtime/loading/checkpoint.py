@@ -36,11 +36,13 @@ class TensorEntry:
         file: The safetensors file that holds it.
         dtype: As the format names it: F32, BF16 …
         shape: Its shape.
+        offset: Where its bytes begin in the file.
     """
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    offset: int
 
     @property
     def num_elements(self) -> int:
@@ -108,7 +110,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     try:
         header = json.loads(raw)
         entries = {
-            name: _entry(path, name, value, size - 8 - length)
+            name: _entry(path, name, value, 8 + length, size)
             for name, value in header.items()
             if name != "__metadata__"
         }
@@ -124,7 +126,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def _entry(path: Path, name: str, value: dict[str, Any], data_bytes: int) -> TensorEntry:
+def _entry(path: Path, name: str, value: dict[str, Any], data_begin: int, file_size: int) -> TensorEntry:
     dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
     if dtype not in DTYPE_BYTES:
         raise BadWeights(f"{path}: {name} has the type {dtype}, which Octavo does not read")
@@ -133,9 +135,10 @@ def _entry(path: Path, name: str, value: dict[str, Any], data_bytes: int) -> Ten
             f"{path}: {name} of shape {list(shape)} and type {dtype} cannot be the {end - begin} bytes "
             "that the header gives it"
         )
+    data_bytes = file_size - data_begin
     if end > data_bytes:
         raise BadWeights(
             f"{path} is truncated: {name} ends at byte {end} of the data, but the file has {data_bytes}",
             hint="Download the file again.",
         )
-    return TensorEntry(path, dtype, shape)
+    return TensorEntry(path, dtype, shape, data_begin + begin)

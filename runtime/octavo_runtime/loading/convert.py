@@ -119,7 +119,7 @@ def convert_gguf(
         entries = {key: (kind, value.shape) for name in tensors for key, (kind, value) in parts(name).items()}
     else:
         entries = {name: (_SAFETENSORS[dtype], shape) for name, shape in shapes.items()}
-    weight_map(spec, {name: TensorEntry(source, *entry) for name, entry in entries.items()})
+    weight_map(spec, {name: TensorEntry(source, *entry, offset=0) for name, entry in entries.items()})
 
     def fill(directory: Path) -> None:
         for file, content in (

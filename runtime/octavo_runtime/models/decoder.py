@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from octavo_kernels.native.arrays import to_tensor
 from octavo_kernels.paged_attention import PagedBatch, prepare
 from octavo_kernels.rms_norm import add_rms_norm, rms_norm
 from octavo_runtime.layers.attention import Attention, AttentionStep
@@ -14,7 +15,7 @@ from octavo_runtime.layers.linear import Linear
 from octavo_runtime.layers.mlp import GatedMLP
 from octavo_runtime.layers.rotary import RotaryTable
 from octavo_runtime.loading.spec import DecoderSpec
-from octavo_runtime.models.rope import inverse_frequencies
+from octavo_runtime.models.rope import rotary_table
 
 __all__ = ["Decoder"]
 
@@ -32,7 +33,7 @@ class Decoder:
 
     Args:
         spec: Its description.
-        parameters: Name to tensor, as `loading.weight_map` names them.
+        parameters: Name to tensor, as `loading.weight_map` names them; without a head where that is the embedding.
         kv_cache: [layers, 2, blocks, block size, kv heads, head_dim], keys first.
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
@@ -50,11 +51,11 @@ class Decoder:
         self._eps = spec.rms_norm_eps
         self._embedding = parameters["embedding"]  # [vocabulary, hidden]
         self._norm = parameters["norm"]
-        self._head = Linear(parameters["head"][:vocab_size])
+        self._head = Linear(parameters.get("head", self._embedding)[:vocab_size])
+        cos, sin = map(to_tensor, rotary_table(spec.rope, spec.head_dim, max_model_len))
         self._rotary = RotaryTable(
-            inverse_frequencies(spec.rope, spec.head_dim),
-            attention_factor=spec.rope.attention_factor,
-            length=max_model_len,
+            cos,
+            sin,
             dtype=self._embedding.dtype,
             device=self._embedding.device,
         )

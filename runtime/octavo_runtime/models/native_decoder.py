@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 
-import torch
+import numpy as np
 
 from octavo_kernels.decoder_step import DecoderStep, LayerWeights, unsupported
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, forced_form
 from octavo_kernels.linear.packing import PackedLinear, pack_groups, pack_linear, pack_quantised
 from octavo_kernels.native import Context, NativeUnavailable
+from octavo_kernels.native.arrays import Array, cast
 from octavo_kernels.paged_attention import PagedBatch
 from octavo_runtime.errors import BadFlags
-from octavo_runtime.layers.rotary import RotaryTable
 from octavo_runtime.loading.spec import DecoderSpec
-from octavo_runtime.models.rope import inverse_frequencies
+from octavo_runtime.loading.weights import StoredWeights
+from octavo_runtime.models.rope import rotary_table
 
 __all__ = ["NativeDecoder", "open_native"]
 
@@ -76,7 +77,7 @@ class NativeDecoder:
     Args:
         context: The library and its threads.
         spec: The model.
-        parameters: Name to tensor, as `loading.weight_map` names them; emptied, so that a weight is not held twice.
+        weights: Its parameters. Each is packed before the next one is read.
         kv_cache: [layers, 2, blocks, block size, kv heads, head_dim], keys first.
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
@@ -88,36 +89,33 @@ class NativeDecoder:
         self,
         context: Context,
         spec: DecoderSpec,
-        parameters: dict[str, torch.Tensor],
+        weights: StoredWeights,
         *,
-        kv_cache: torch.Tensor,
+        kv_cache: Array,
         vocab_size: int,
         max_model_len: int,
         quantise: bool = False,
     ) -> None:
-        def vector(name: str) -> torch.Tensor | None:
-            value = parameters.pop(name, None)
-            return None if value is None else value.float().contiguous()
+        def vector(name: str) -> Array | None:
+            return norm(name) if name in weights else None
 
-        def norm(name: str) -> torch.Tensor:
-            return parameters.pop(name).float().contiguous()
+        def norm(name: str) -> Array:
+            return cast(weights.read(name), np.dtype(np.float32))
 
-        def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+        def pack(weight: Array, bias: Array | None = None) -> PackedLinear:
             return pack_quantised(weight, bias, quads=context.quads) if quantise else pack_linear(weight, bias)
 
-        def groups(name: str, rows: int | None = None, bias: torch.Tensor | None = None) -> PackedLinear:
+        def groups(name: str, rows: int | None = None, bias: Array | None = None) -> PackedLinear:
             """The first rows of a weight in groups; all when None."""
-            parts = (parameters.pop(f"{name}.{part}", None) for part in ("qweight", "scales", "minima"))
-            quants, scales, minima = (None if part is None else part[:rows] for part in parts)
-            assert quants is not None
-            assert scales is not None
-            return pack_groups(quants, scales, minima, bias)
+            parts = [f"{name}.{part}" for part in ("qweight", "scales", "minima")]
+            quants, scales, *minima = (weights.read(part)[:rows] for part in parts if part in weights)
+            return pack_groups(quants, scales, minima[0] if minima else None, bias)
 
         def linear(name: str) -> PackedLinear:
-            bias = parameters.pop(f"{name}.bias", None)
-            if f"{name}.qweight" in parameters:
+            bias = vector(f"{name}.bias")
+            if f"{name}.qweight" in weights:
                 return groups(name, bias=bias)
-            return pack(parameters.pop(f"{name}.weight"), bias)
+            return pack(weights.read(f"{name}.weight"), bias)
 
         layers = [
             LayerWeights(
@@ -132,33 +130,19 @@ class NativeDecoder:
             )
             for layer in (f"layers.{number}" for number in range(spec.num_layers))
         ]
-        head_name, embedding_name = (
-            ("head.qweight", "embedding.qweight") if "head.qweight" in parameters else ("head", "embedding")
-        )
-        embedding: torch.Tensor | PackedLinear | None = None
-        if parameters[head_name] is parameters.get(embedding_name) and not quantise:
-            for name in [name for name in parameters if name.startswith("embedding")]:
-                del parameters[name]  # its rows are the head's
-        elif "embedding.qweight" in parameters:
-            embedding = groups("embedding")
-        else:
-            embedding = parameters.pop("embedding")
-        head = groups("head", vocab_size) if "head.qweight" in parameters else pack(parameters.pop("head")[:vocab_size])
-        table = RotaryTable(
-            inverse_frequencies(spec.rope, spec.head_dim),
-            attention_factor=spec.rope.attention_factor,
-            length=max_model_len,
-            dtype=torch.float32,
-            device=kv_cache.device,
-        )
+        head = "embedding" if weights.tied else "head"
+        embedding: Array | PackedLinear | None = None  # its rows are the head's, as they are stored
+        if quantise or not weights.tied:
+            embedding = groups("embedding") if "embedding.qweight" in weights else weights.read("embedding")
+        cos, sin = rotary_table(spec.rope, spec.head_dim, max_model_len)
         self._step = DecoderStep(
             context,
             layers,
             norm=norm("norm"),
-            head=head,
+            head=groups(head, vocab_size) if f"{head}.qweight" in weights else pack(weights.read(head)[:vocab_size]),
             embedding=embedding,
-            cos=table.cos,
-            sin=table.sin,
+            cos=cos,
+            sin=sin,
             kv_cache=kv_cache,
             num_heads=spec.num_heads,
             eps=spec.rms_norm_eps,
@@ -166,12 +150,12 @@ class NativeDecoder:
 
     def forward(
         self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
+        token_ids: Array,
+        positions: Array,
+        slots: Array,
         batch: PagedBatch,
-        logit_rows: torch.Tensor,
-    ) -> torch.Tensor:
+        logit_rows: Array,
+    ) -> Array:
         """Runs one step and writes its KV, as `Decoder.forward` does.
 
         Returns:

@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
+from octavo_kernels.native.arrays import Array
 from octavo_runtime.domain import EngineConfig, Request, SamplingParams, ScheduledSequence, SchedulerConfig, StepResult
-from octavo_runtime.engine import executor as module
+from octavo_runtime.engine import devices
+from octavo_runtime.engine import native_executor as module
 from octavo_runtime.engine.executor import load_executor
 from octavo_runtime.engine.loop import EngineCore
 from octavo_runtime.engine.sampler import SamplingForm, sample_tokens
@@ -22,7 +24,7 @@ from octavo_runtime.errors import BadFlags
 WriteModel = Callable[..., Path]
 BLOCK = 1024  # bytes, of 8 tokens
 OUTPUT = 30
-Logits = dict[tuple[str, int], torch.Tensor]
+Logits = dict[tuple[str, int], Array]
 
 
 @pytest.fixture
@@ -30,12 +32,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Logits:
     """By request and number of output tokens so far, the logits that the next one was taken from."""
     logits_of: Logits = {}
 
-    def recorded(logits: torch.Tensor, sequences: Sequence[ScheduledSequence], form: SamplingForm) -> StepResult:
+    def recorded(logits: Array, sequences: Sequence[ScheduledSequence], form: SamplingForm) -> StepResult:
         rows = iter(logits)
         for each in sequences:
             if each.num_samples and each.number >= 0:
-                place, row = (each.request_id, each.num_generated), next(rows).clone()
-                assert torch.equal(logits_of.setdefault(place, row), row), f"{place} has other logits"
+                place, row = (each.request_id, each.num_generated), next(rows).copy()
+                assert np.array_equal(logits_of.setdefault(place, row), row), f"{place} has other logits"
         return sample_tokens(logits, sequences, form)
 
     monkeypatch.setattr(module, "sample_tokens", recorded)
@@ -103,6 +105,6 @@ def test_load_executor_batch_invariant_without_native_kernels(
 
 
 def test_load_executor_batch_invariant_on_a_gpu(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices, "gpu_driver", lambda: True)
     with pytest.raises(BadFlags, match="--batch-invariant is for the native CPU kernels"):
         load_executor(EngineConfig(str(write_model()), device="cuda", batch_invariant=True))

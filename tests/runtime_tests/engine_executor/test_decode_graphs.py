@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,8 +23,9 @@ from octavo_runtime.domain import (
 )
 from octavo_runtime.engine.decode_graphs import DecodeGraphs, graph_sizes
 from octavo_runtime.engine.decode_table import Layout
-from octavo_runtime.engine.executor import TorchExecutor, load_executor
-from octavo_runtime.engine.testing import RecordingDevice
+from octavo_runtime.engine.executor import load_executor
+from octavo_runtime.engine.testing import RecordingDevice, poison
+from octavo_runtime.engine.torch_executor import TorchExecutor
 from octavo_runtime.models.decoder import Decoder
 
 WriteModel = Callable[..., Path]
@@ -41,6 +43,7 @@ def plain(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     executor = load_executor(
         EngineConfig(str(write_model()), device="cpu", kv_cache_memory=32 * BLOCK, swap_space=HOST_BLOCKS * BLOCK)
     )
+    assert isinstance(executor, TorchExecutor)
     yield executor
     form.cache_clear()
 
@@ -56,18 +59,18 @@ def replaying(plain: TorchExecutor, device: RecordingDevice) -> TorchExecutor:
     info, decoder = plain.info, plain._decoder
     assert isinstance(decoder, Decoder)
     layout = Layout(ROWS, -(-info.max_model_len // info.block_size))
-    plain._pool.device.fill_(torch.nan)
+    poison(plain)
     with torch.inference_mode():
         graphs = DecodeGraphs(
             decoder, device, torch.zeros(layout.size, dtype=torch.int32), layout=layout, block_size=info.block_size
         )
-    assert plain._pool.device.isnan().all(), "rows of nobody have KV"
-    return TorchExecutor(decoder, plain._pool, info, graphs=graphs)
+    assert np.isnan(plain.pool.device).all(), "rows of nobody have KV"
+    return TorchExecutor(decoder, plain.pool, info, graphs=graphs)
 
 
 def run(executor: TorchExecutor, requests: Sequence[Request]) -> dict[tuple[str, int], tuple[int, ...]]:
     """All answers of a scheduler with these requests, and with too few blocks for them."""
-    executor._pool.device.fill_(torch.nan)
+    poison(executor)
     info = executor.info
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=ROWS, admission="max-utilization"),
@@ -163,10 +166,10 @@ def test_step_writes_its_own_slots_alone(
     tables = tuple((number, 20 + number) for number in range(count))
     result = replaying.execute(decode(sequence, 0, range(3, 3 + count), tables))
     replaying.execute(decode(sequence, 1, result.tokens, tables))
-    written = ~plain._pool.device.isnan().any(dim=-1)  # [layers, 2, blocks, block size, kv heads]
-    expected = torch.zeros_like(written)
+    written = ~np.isnan(plain.pool.device).any(axis=-1)  # [layers, 2, blocks, block size, kv heads]
+    expected = np.zeros_like(written)
     expected[:, :, :count, :2] = True
-    assert written.equal(expected)
+    assert np.array_equal(written, expected)
 
 
 def test_step_not_finite_ends_one_request(
@@ -174,7 +177,7 @@ def test_step_not_finite_ends_one_request(
 ) -> None:
     tables = ((1,), (2,), (3,))
     tokens = replaying.execute(decode(sequence, 0, [3, 4, 5], tables)).tokens
-    plain._pool.device[:, :, 2, 0] = torch.nan
+    plain.pool.device[:, :, 2, 0] = torch.nan
     result = replaying.execute(decode(sequence, 1, tokens, tables))
     assert result.failed.keys() == {1}
     truth = plain.execute(decode(sequence, 1, tokens, tables))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +17,10 @@ import torch
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, KernelFailed, form
 from octavo_kernels.native import NativeUnavailable
 from octavo_runtime.domain import BlockCopy, CopyKind, EngineConfig, ScheduledSequence, StepPlan, StepResult
-from octavo_runtime.engine import executor as module
-from octavo_runtime.engine import memory
-from octavo_runtime.engine.executor import TorchExecutor, load_executor
+from octavo_runtime.engine import devices, native_executor, torch_executor
+from octavo_runtime.engine.executor import load_executor
+from octavo_runtime.engine.native_executor import NativeExecutor
+from octavo_runtime.engine.torch_executor import TorchExecutor
 from octavo_runtime.errors import (
     BadFlags,
     BadWeights,
@@ -26,6 +30,7 @@ from octavo_runtime.errors import (
     NotEnoughMemoryForKV,
     NotEnoughMemoryForWeights,
 )
+from octavo_runtime.loading.weights import StoredWeights
 from octavo_runtime.models import native_decoder
 
 WriteModel = Callable[..., Path]
@@ -33,7 +38,7 @@ BuildSequence = Callable[..., ScheduledSequence]
 BLOCK = 2048
 
 
-def load(directory: Path, **changes: Any) -> TorchExecutor:
+def load(directory: Path, **changes: Any) -> NativeExecutor | TorchExecutor:
     return load_executor(replace(EngineConfig(str(directory), device="cpu", kv_cache_memory=16 * BLOCK), **changes))
 
 
@@ -41,8 +46,8 @@ def without_time(result: StepResult) -> StepResult:
     return replace(result, seconds=0.0)
 
 
-def caches(executor: TorchExecutor) -> Iterator[torch.Tensor]:
-    for keys, values in executor._pool.device:
+def caches(executor: NativeExecutor | TorchExecutor) -> Iterator[Any]:
+    for keys, values in executor.pool.device:
         yield keys
         yield values
 
@@ -86,9 +91,7 @@ def test_load_executor_more_room_to_grow_than_addresses(write_model: WriteModel)
 
 
 def test_load_executor_growth_on_a_gpu(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name in ("require_room_for_weights", "load_weights"):
-        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("it must not come so far"))
+    monkeypatch.setattr(StoredWeights, "read", lambda *_: pytest.fail("it must not come so far"))
     for first in (None, 16 * BLOCK):
         with pytest.raises(BadFlags, match="on a GPU: there the KV cache keeps the size"):
             load(write_model(), device="cuda", kv_cache_memory=first, kv_cache_memory_max=17 * BLOCK)
@@ -192,7 +195,7 @@ def test_execute_feeds_what_was_sampled(write_model: WriteModel, sequence: Build
 def test_execute_copies_before_it_computes(write_model: WriteModel, sequence: BuildSequence) -> None:
     executor = load(write_model(), swap_space=4 * BLOCK)
     for cache in caches(executor):
-        cache.fill_(torch.nan)
+        cache.fill(torch.nan)
     prompt = list(range(3, 23))
     executor.execute(StepPlan((sequence("a", prompt, 0, (4, 5)),)))
     truth = executor.execute(StepPlan((sequence("a", [9], 20, (4, 5)),)))
@@ -214,9 +217,10 @@ def test_execute_copies_before_it_computes(write_model: WriteModel, sequence: Bu
 def test_execute_in_another_thread_has_the_threads_of_loading(
     write_model: WriteModel, sequence: BuildSequence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "cpu")
     executor = load(write_model())
     calls: list[int] = []
-    monkeypatch.setattr(module, "set_threads", lambda: calls.append(threading.get_ident()))
+    monkeypatch.setattr(torch_executor, "set_threads", lambda: calls.append(threading.get_ident()))
     plan = StepPlan((sequence("a", [3], 0, (0,)),))
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(threading.get_ident).result()
@@ -303,7 +307,7 @@ def test_load_executor_quantised_heads_without_native_form(write_model: WriteMod
 
 
 def test_load_executor_quantised_on_a_gpu(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices, "gpu_driver", lambda: True)
     with pytest.raises(BadFlags, match="--quantization w8a16 runs on a CPU alone, and the device is cuda"):
         load(write_model(), device="auto", quantization="w8a16")
 
@@ -315,6 +319,7 @@ def test_load_executor_unknown_form(write_model: WriteModel, monkeypatch: pytest
 
 
 def test_execute_device_lost(write_model: WriteModel, sequence: BuildSequence, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "cpu")
     executor = load(write_model())
 
     def fail(*_: Any) -> torch.Tensor:
@@ -328,6 +333,7 @@ def test_execute_device_lost(write_model: WriteModel, sequence: BuildSequence, m
 def test_execute_kernel_does_not_compile(
     write_model: WriteModel, sequence: BuildSequence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "cpu")
     executor = load(write_model())
 
     def fail(*_: Any) -> torch.Tensor:
@@ -352,14 +358,18 @@ def test_load_executor_no_gpu(write_model: WriteModel, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceUnavailable, match="no usable GPU"):
         load(write_model(), device="cuda")
+    monkeypatch.setattr(devices, "gpu_driver", lambda: True)
+    with pytest.raises(DeviceUnavailable, match="no usable GPU"):
+        load(write_model(), device="auto")  # never a silent fall to the CPU
+    monkeypatch.setattr(devices, "gpu_driver", lambda: False)
     assert load(write_model(), device="auto").info.device == "cpu"
 
 
 def test_load_executor_no_memory_for_weights(
     write_model: WriteModel, tensors: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
-    monkeypatch.setattr(module, "load_weights", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setattr(native_executor, "available_memory", lambda: 1000)
+    monkeypatch.setattr(StoredWeights, "read", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(NotEnoughMemoryForWeights, match="and 1000 are available on cpu") as raised:
         load(write_model())
     assert raised.value.needed == sum(tensor.numel() * 4 for tensor in tensors.values())
@@ -368,14 +378,14 @@ def test_load_executor_no_memory_for_weights(
 
 
 def test_load_executor_no_memory_for_kv(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "load_weights", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setattr(StoredWeights, "read", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(NotEnoughMemoryForKV, match=f"takes {6 * BLOCK} bytes, and there are {5 * BLOCK}") as raised:
         load(write_model(), max_model_len=96, kv_cache_memory=5 * BLOCK)
     assert "--max-model-len 80" in raised.value.hint
 
 
 def test_load_executor_kv_more_than_there_is(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 10 * BLOCK)
+    monkeypatch.setattr(native_executor, "available_memory", lambda: 10 * BLOCK)
     with pytest.raises(NotEnoughMemoryForKV, match=f"with the weights loaded {10 * BLOCK} are available") as raised:
         load(write_model(), kv_cache_memory=11 * BLOCK)
     assert (raised.value.needed, raised.value.available) == (11 * BLOCK, 10 * BLOCK)
@@ -383,7 +393,7 @@ def test_load_executor_kv_more_than_there_is(write_model: WriteModel, monkeypatc
 
 
 def test_load_executor_both_tiers_more_than_there_is(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 30 * BLOCK)
+    monkeypatch.setattr(native_executor, "available_memory", lambda: 30 * BLOCK)
     with pytest.raises(NotEnoughMemoryForKV, match=f"{16 * BLOCK} bytes and the swap space {15 * BLOCK}") as raised:
         load(write_model(), swap_space=15 * BLOCK)
     assert (raised.value.needed, raised.value.available) == (31 * BLOCK, 30 * BLOCK)
@@ -399,3 +409,54 @@ def test_load_executor_bad_directory(write_model: WriteModel, tmp_path: Path) ->
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(BadWeights, match="truncated"):
         load(directory)
+
+
+WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+sys.modules["torch"] = None  # as if it were not installed
+from octavo_runtime.domain import EngineConfig, SamplingParams, ScheduledSequence, StepPlan
+from octavo_runtime.engine.executor import load_executor
+from octavo_runtime.errors import DeviceUnavailable
+
+def plan(computed, tokens, sampling, num_samples=1):
+    return StepPlan((ScheduledSequence("a", 0, tokens, computed, (0, 1), num_samples, 0, sampling),))
+
+config = EngineConfig(sys.argv[1], device=sys.argv[2], quantization=sys.argv[3], kv_cache_memory=1 << 20)
+try:
+    executor = load_executor(config)
+except DeviceUnavailable as error:
+    sys.exit(f"{error} {error.hint}")
+drawn = SamplingParams(temperature=1, top_k=5, top_p=0.9, seed=0)
+beams = SamplingParams(n=2, use_beam_search=True, seed=0)
+results = [executor.execute(plan(0, (3, 4, 5), drawn)), executor.execute(plan(3, (6,), beams, 4))]
+assert [len(result.tokens) for result in results] == [1, 4]
+assert not any(result.failed for result in results)
+print(executor.info.kernels)
+"""
+
+
+def run_without_torch(
+    model: Path, device: str = "cpu", quantization: str = "none", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, str(model), device, quantization],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("quantization", ["none", "w8a16"])
+def test_load_executor_without_torch(write_model: WriteModel, quantization: str) -> None:
+    done = run_without_torch(write_model(), quantization=quantization)
+    assert done.stdout.startswith("native ("), done.stderr
+
+
+def test_load_executor_without_torch_where_it_is_needed(write_model: WriteModel) -> None:
+    on_gpu = run_without_torch(write_model(), "cuda")
+    assert "torch is not installed, and without it nothing runs here on cuda" in on_gpu.stderr
+    assert "Install octavo[torch], or use --device cpu." in on_gpu.stderr
+    forced = run_without_torch(write_model(), OCTAVO_KERNELS="cpu")
+    assert "torch is not installed, and without it nothing runs here on cpu" in forced.stderr

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from octavo_kernels.native.arrays import Array
 from octavo_runtime.domain import BlockCopy, CopyKind
 from octavo_runtime.engine.kv_cache import KVPool, independent_runs
 from octavo_runtime.loading.spec import decoder_spec
@@ -32,17 +32,16 @@ DEVICE, OUT, IN = CopyKind.DEVICE, CopyKind.OUT, CopyKind.IN
 def pool(**changes: Any) -> KVPool:
     """Blocks of 16 tokens of one head of 32: 2 KiB in each layer's keys, half a page."""
     sizes: dict[str, Any] = {"num_blocks": 8, "max_num_blocks": 8, "num_host_blocks": 0, "block_size": 16}
-    made = KVPool(decoder_spec(CONFIG), dtype=torch.float32, device=torch.device("cpu"), **(sizes | changes))
-    assert made._memory is not None
+    made = KVPool(decoder_spec(CONFIG), dtype=np.dtype(np.float32), **(sizes | changes))
     with contextlib.suppress(OSError):  # a kernel without huge pages
         made._memory.madvise(mmap.MADV_NOHUGEPAGE)
     return made
 
 
-def resident(tensor: torch.Tensor) -> int:
-    """Bytes of the pages of a tensor that are there, by the kernel's account."""
-    first = tensor.data_ptr() // mmap.PAGESIZE
-    count = -(-(tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE) - first
+def resident(array: Array) -> int:
+    """Bytes of the pages of an array that are there, by the kernel's account."""
+    first = array.ctypes.data // mmap.PAGESIZE
+    count = -(-(array.ctypes.data + array.nbytes) // mmap.PAGESIZE) - first
     with Path("/proc/self/pagemap").open("rb") as file:
         file.seek(8 * first)
         entries = np.frombuffer(file.read(8 * count), dtype=np.uint64)
@@ -66,15 +65,15 @@ def test_pool_takes_no_memory_before_it_is_used() -> None:
 
 def test_resize_gives_memory_back_and_keeps_what_stays() -> None:
     blocks = pool(num_blocks=1024, max_num_blocks=2048)
-    blocks.device[:, :, :1024] = torch.arange(1024.0).view(-1, 1, 1, 1)
+    blocks.device[:, :, :1024] = np.arange(1024.0).reshape(-1, 1, 1, 1)
     assert resident(blocks.device) == 6 * 1024 * 2048
     blocks.resize(101)  # its end is in the middle of a page
     assert resident(blocks.device) == 6 * 102 * 2048
-    expected = torch.arange(101.0).view(-1, 1, 1, 1).expand(3, 2, 101, 16, 1, 32)
-    assert torch.equal(blocks.device[:, :, :101], expected)
+    expected = np.broadcast_to(np.arange(101.0).reshape(-1, 1, 1, 1), (3, 2, 101, 16, 1, 32))
+    assert np.array_equal(blocks.device[:, :, :101], expected)
     blocks.resize(2048)
     blocks.device[:, :, 2047] = 7
-    assert torch.equal(blocks.device[:, :, :101], expected)
+    assert np.array_equal(blocks.device[:, :, :101], expected)
     blocks.resize(2048)
     assert bool((blocks.device[:, :, 2047] == 7).all())
 
@@ -82,7 +81,7 @@ def test_resize_gives_memory_back_and_keeps_what_stays() -> None:
 def test_resize_below_what_was_grown_to() -> None:
     blocks = pool(num_blocks=8, max_num_blocks=1024)
     blocks.resize(1024)
-    blocks.device.fill_(1)
+    blocks.device.fill(1)
     blocks.resize(512)
     assert resident(blocks.device) == 6 * 512 * 2048
     blocks.resize(8)
@@ -116,9 +115,9 @@ def test_independent_runs(
 def test_copy_as_if_one_after_the_other(seed: int) -> None:
     rng = random.Random(seed)
     blocks = pool(num_host_blocks=6)
-    blocks.device.copy_(torch.randn(blocks.device.shape, generator=torch.Generator().manual_seed(seed)))
-    blocks.host.copy_(torch.randn(blocks.host.shape, generator=torch.Generator().manual_seed(seed + 100)))
-    device, host = blocks.device.clone(), blocks.host.clone()
+    numbers = np.random.default_rng(seed)
+    blocks.device[...], blocks.host[...] = numbers.random(blocks.device.shape), numbers.random(blocks.host.shape)
+    device, host = blocks.device.copy(), blocks.host.copy()
     copies = []
     for _ in range(40):
         kind = rng.choice([DEVICE, OUT, IN])
@@ -127,5 +126,5 @@ def test_copy_as_if_one_after_the_other(seed: int) -> None:
         copies.append(BlockCopy(kind, source, target))
         (host if kind is OUT else device)[:, :, target] = (host if kind is IN else device)[:, :, source]
     blocks.copy(copies)
-    assert torch.equal(blocks.device, device)
-    assert torch.equal(blocks.host, host)
+    assert np.array_equal(blocks.device, device)
+    assert np.array_equal(blocks.host, host)

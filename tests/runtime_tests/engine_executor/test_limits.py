@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from octavo_runtime.engine.limits import available_memory, usable_cpus
-from octavo_runtime.engine.threads import set_threads
+from octavo_runtime.engine.threads import compute_threads
 
 GIB = 1 << 30
 
@@ -105,12 +104,7 @@ def test_available_memory_overdrawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("variable", "expected"), [("1", 1), ("2", 2), ("", 3), ("0", 3), ("many", 3)])
-def test_set_threads(variable: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
+def test_compute_threads(variable: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr("octavo_runtime.engine.threads.usable_cpus", lambda: 3)
-    try:
-        assert set_threads() == expected
-        assert torch.get_num_threads() == expected
-    finally:
-        torch.set_num_threads(before)
+    assert compute_threads() == expected

@@ -6,32 +6,38 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
+from octavo_kernels.native.arrays import Array, from_tensor
 from octavo_runtime.domain import EngineConfig
-from octavo_runtime.engine.executor import TorchExecutor, load_executor
+from octavo_runtime.engine.executor import load_executor
+from octavo_runtime.engine.native_executor import NativeExecutor
+from octavo_runtime.engine.torch_executor import TorchExecutor
 from octavo_runtime.loading.plan import plan_model
 from octavo_runtime.models.native_decoder import NativeDecoder
 
 BLOCK = 2048
 
 
-def tensors(thing: object) -> Iterator[torch.Tensor]:
-    """All tensors of a decoder's layers but those of the KV cache."""
+def arrays(thing: object) -> Iterator[Array]:
+    """All weights of a decoder's layers, but not the KV cache."""
     if isinstance(thing, torch.Tensor):
+        yield from_tensor(thing)
+    elif isinstance(thing, np.ndarray):
         yield thing
     elif isinstance(thing, list):
         for each in thing:
-            yield from tensors(each)
+            yield from arrays(each)
     elif is_dataclass(thing):
         for field in fields(thing):
             if field.name not in {"k_cache", "v_cache"}:
-                yield from tensors(getattr(thing, field.name))
+                yield from arrays(getattr(thing, field.name))
 
 
-def weights_allocated(executor: TorchExecutor) -> int:
+def weights_allocated(executor: NativeExecutor | TorchExecutor) -> int:
     """Bytes of the memory behind all weights, each counted once."""
     decoder = executor._decoder
     roots: list[object]
@@ -39,8 +45,8 @@ def weights_allocated(executor: TorchExecutor) -> int:
         roots = list(decoder._step._kept[:4])  # layers, norm, head, embedding
     else:
         roots = [decoder._embedding, decoder._norm, decoder._head, *decoder._layers]
-    storages = [tensor.untyped_storage() for root in roots for tensor in tensors(root)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    found = [array for root in roots for array in arrays(root)]
+    return sum({array.ctypes.data: array.nbytes for array in sorted(found, key=lambda each: each.nbytes)}.values())
 
 
 def check_agrees(config: EngineConfig, held: float = 1.0, padding: float = 0.01) -> None:
@@ -56,7 +62,7 @@ def check_agrees(config: EngineConfig, held: float = 1.0, padding: float = 0.01)
     native = isinstance(executor._decoder, NativeDecoder)
     assert executor.info.weights_bytes == plan.weights_bytes * (held if native else 1)
     assert weights_allocated(executor) == pytest.approx(executor.info.weights_bytes, rel=padding if native else 0.01)
-    pool = executor._pool
+    pool = executor.pool
     assert plan.kv_cache_bytes is not None
     assert pool.device.nbytes == pytest.approx(plan.kv_cache_bytes, rel=0.01)
     assert pool.host.nbytes == plan.num_host_blocks * executor.info.block_bytes

@@ -2,19 +2,34 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from octavo_kernels.native import Context
+from octavo_kernels.native.arrays import from_tensor
+from octavo_kernels.sampling.native import NativeSampling
 from octavo_runtime.domain import SamplingParams, ScheduledSequence, StepResult
-from octavo_runtime.engine.sampler import sample_tokens, uniform
+from octavo_runtime.engine import sampler
+from octavo_runtime.engine.sampler import uniform
+from octavo_runtime.engine.torch_sampling import TorchSampling
+
+SampleTokens = Callable[[torch.Tensor, Sequence[ScheduledSequence]], StepResult]
 
 DRAWN = SamplingParams(temperature=1.0, seed=0)
-
-
 GREEDY = SamplingParams(temperature=0, seed=0)
+
+
+@pytest.fixture(params=["torch", "native"])
+def sample_tokens(request: pytest.FixtureRequest) -> SampleTokens:
+    """`sampler.sample_tokens` with each form."""
+    if request.param == "torch":
+        return lambda logits, sequences: sampler.sample_tokens(logits, sequences, TorchSampling())
+    form = NativeSampling(Context(2))
+    return lambda logits, sequences: sampler.sample_tokens(from_tensor(logits), sequences, form)
 
 
 def sequence(sampling: SamplingParams = DRAWN, num_generated: int = 0, **fields: Any) -> ScheduledSequence:
@@ -62,7 +77,7 @@ def test_uniform_of_further_answers_is_their_own() -> None:
             assert abs(statistics.correlation(columns[first], columns[second])) < 0.08
 
 
-def test_sample_tokens_depends_on_seed_and_index_alone() -> None:
+def test_sample_tokens_depends_on_seed_and_index_alone(sample_tokens: SampleTokens) -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
     params = [
         SamplingParams(temperature=t, top_k=k, top_p=p, seed=s)
@@ -75,7 +90,7 @@ def test_sample_tokens_depends_on_seed_and_index_alone() -> None:
         assert list(some) == [together[n] for n in order]
 
 
-def test_sample_tokens_moves_with_seed_and_index() -> None:
+def test_sample_tokens_moves_with_seed_and_index(sample_tokens: SampleTokens) -> None:
     logits = torch.zeros(1, 1000)
     tokens = {
         sample_tokens(logits, [sequence(replace(DRAWN, seed=seed), index)]).tokens[0]
@@ -85,7 +100,7 @@ def test_sample_tokens_moves_with_seed_and_index() -> None:
     assert len(tokens) > 20
 
 
-def test_sample_tokens_several_from_one_row_as_each_alone() -> None:
+def test_sample_tokens_several_from_one_row_as_each_alone(sample_tokens: SampleTokens) -> None:
     logits = torch.randn(3, 60, generator=torch.Generator().manual_seed(2))
     sampling = SamplingParams(seed=5, top_p=0.95, n=4)
     plan = [
@@ -105,7 +120,7 @@ def test_sample_tokens_several_from_one_row_as_each_alone() -> None:
     assert result.tokens[5] == sample_tokens(logits[2:], [sequence(DRAWN, 3)]).tokens[0]
 
 
-def test_sample_tokens_draws_go_on_from_the_choice() -> None:
+def test_sample_tokens_draws_go_on_from_the_choice(sample_tokens: SampleTokens) -> None:
     logits = torch.zeros(1, 1000)
     sampling = SamplingParams(seed=1, n=6)
     all_six = sample_tokens(logits, [sequence(sampling, num_samples=6)]).tokens
@@ -113,7 +128,7 @@ def test_sample_tokens_draws_go_on_from_the_choice() -> None:
     assert list(all_six[4:]) == list(last_two)
 
 
-def test_sample_tokens_logprobs_where_any_sequence_needs_them() -> None:
+def test_sample_tokens_logprobs_where_any_sequence_needs_them(sample_tokens: SampleTokens) -> None:
     logits = torch.randn(2, 40, generator=torch.Generator().manual_seed(3)) * 3
     ranked = SamplingParams(temperature=0.7, top_k=5, seed=2, n=1, best_of=3)
     result = sample_tokens(logits, [sequence(), sequence(ranked, num_samples=3)])
@@ -123,7 +138,7 @@ def test_sample_tokens_logprobs_where_any_sequence_needs_them() -> None:
     assert sample_tokens(logits[:1], [sequence(), sequence(ranked, num_samples=0)]).logprobs == ()
 
 
-def test_sample_tokens_beam_candidates_are_the_best_in_order() -> None:
+def test_sample_tokens_beam_candidates_are_the_best_in_order(sample_tokens: SampleTokens) -> None:
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(4))
     logits[1, 6] = logits[1, 30] = logits[1].max() + 1
     result = sample_tokens(logits, [beams(2, 4), beams(2, 3), sequence(GREEDY)])
@@ -137,14 +152,14 @@ def test_sample_tokens_beam_candidates_are_the_best_in_order() -> None:
     assert result.tokens[7] == int(logits[2].argmax())
 
 
-def test_sample_tokens_more_candidates_than_tokens() -> None:
+def test_sample_tokens_more_candidates_than_tokens(sample_tokens: SampleTokens) -> None:
     result = sample_tokens(torch.tensor([[0.0, 1.0, 2.0]]), [beams(3, 6)])
     assert list(result.tokens[:3]) == [2, 1, 0]
     assert len(result.tokens) == len(result.logprobs) == 6
     assert max(result.logprobs[3:]) < -1e6
 
 
-def test_sample_tokens_not_finite_fails_that_sequence_alone() -> None:
+def test_sample_tokens_not_finite_fails_that_sequence_alone(sample_tokens: SampleTokens) -> None:
     logits = torch.zeros(6, 10)
     logits[:, 3] = 5.0
     logits[1, 7] = torch.nan
@@ -169,6 +184,6 @@ def test_sample_tokens_not_finite_fails_that_sequence_alone() -> None:
     assert [result.tokens[place] for place in (0, 3, 4, 5, 10)] == [3, 3, 3, 3, 3]
 
 
-def test_sample_tokens_none() -> None:
+def test_sample_tokens_none(sample_tokens: SampleTokens) -> None:
     assert sample_tokens(torch.zeros(0, 10), []) == StepResult()
     assert sample_tokens(torch.zeros(0, 10), [sequence(num_samples=0)]) == StepResult()

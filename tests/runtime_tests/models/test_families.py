@@ -18,8 +18,8 @@ from octavo_kernels.linear.reference import dequantised, from_groups, quantised
 from octavo_kernels.native import Context
 from octavo_kernels.testing import assert_close
 from octavo_runtime.domain import EngineConfig, SamplingParams, ScheduledSequence, StepPlan
-from octavo_runtime.engine.batch import build_batch
-from octavo_runtime.engine.executor import TorchExecutor, load_executor
+from octavo_runtime.engine.executor import load_executor
+from octavo_runtime.engine.testing import LoadedExecutor, poison
 from octavo_runtime.loading.plan import plan_model
 from octavo_runtime.loading.spec import QUANTIZATION_CONFIG
 from octavo_runtime.models import native_decoder
@@ -76,14 +76,13 @@ def make(directory: Path, model_type: str, changes: dict[str, Any]) -> PreTraine
     return model
 
 
-def load(directory: Path, **changes: Any) -> TorchExecutor:
+def load(directory: Path, **changes: Any) -> LoadedExecutor:
     config = EngineConfig(str(directory), device="cpu", kv_cache_memory=1 << 20, block_size=8)
     return poisoned(load_executor(replace(config, **changes)))
 
 
-def poisoned(executor: TorchExecutor) -> TorchExecutor:
-    """With NaN in the whole KV pool: whatever reads a slot that was not written shows."""
-    executor._pool.device.fill_(torch.nan)
+def poisoned(executor: LoadedExecutor) -> LoadedExecutor:
+    poison(executor)
     return executor
 
 
@@ -91,13 +90,9 @@ def sequence(request_id: str, tokens: list[int], computed: int, blocks: tuple[in
     return ScheduledSequence(request_id, 0, tuple(tokens), computed, blocks, 1, 0, GREEDY)
 
 
-def logits(executor: TorchExecutor, *sequences: ScheduledSequence) -> torch.Tensor:
+def logits(executor: LoadedExecutor, *sequences: ScheduledSequence) -> torch.Tensor:
     """[sequences, vocabulary] of a step."""
-    batch = build_batch(StepPlan(sequences), {}, executor.info.block_size, torch.device("cpu"))
-    with torch.inference_mode():
-        return executor._decoder.forward(
-            batch.token_ids, batch.positions, batch.slots, batch.paged, batch.sampling_rows
-        )
+    return torch.as_tensor(executor.logits(StepPlan(sequences)))
 
 
 @pytest.mark.parametrize("kernels", ["native", "cpu"])

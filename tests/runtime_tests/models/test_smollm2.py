@@ -30,8 +30,9 @@ from octavo_runtime.domain import (
     SamplingParams,
     SchedulerConfig,
 )
-from octavo_runtime.engine.executor import TorchExecutor, load_executor
+from octavo_runtime.engine.executor import load_executor
 from octavo_runtime.engine.loop import EngineCore
+from octavo_runtime.engine.testing import LoadedExecutor, poison
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -58,16 +59,15 @@ class GreedyPath:
     right: tuple[frozenset[int], ...]
 
 
-def engine(model: Path, block_size: int, **settings: Any) -> TorchExecutor:
+def engine(model: Path, block_size: int, **settings: Any) -> LoadedExecutor:
     """Loaded, with NaN in the whole KV pool: whatever reads a slot that was not written shows."""
     config = EngineConfig(str(model), block_size=block_size, device="cpu", kv_cache_memory=256 << 20)
     executor = load_executor(replace(config, **settings))
-    executor._pool.device.fill_(torch.nan)
-    executor._pool.host.fill_(torch.nan)
+    poison(executor)
     return executor
 
 
-def scheduler(executor: TorchExecutor, *, num_blocks: int | None = None, **config: Any) -> Scheduler:
+def scheduler(executor: LoadedExecutor, *, num_blocks: int | None = None, **config: Any) -> Scheduler:
     info = executor.info
     return Scheduler(
         SchedulerConfig(**({"max_num_seqs": 16} | config)),
@@ -81,7 +81,7 @@ def scheduler(executor: TorchExecutor, *, num_blocks: int | None = None, **confi
     )
 
 
-def generate(executor: TorchExecutor, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+def generate(executor: LoadedExecutor, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Our engine's own path, up to NEW_TOKENS beyond each prompt."""
     core = scheduler(executor)
     tokens: list[tuple[int, ...]] = [()] * len(prompts)
@@ -143,7 +143,7 @@ def paths(smollm2: Path) -> list[GreedyPath]:
 
 
 def follow(
-    executor: TorchExecutor,
+    executor: LoadedExecutor,
     core: Scheduler,
     paths: Sequence[GreedyPath],
     before_step: Callable[[int], None] = lambda _number: None,

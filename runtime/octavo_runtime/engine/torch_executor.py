@@ -1,0 +1,241 @@
+"""Executes step plans with torch: on a GPU, and on a CPU for what has no native kernels."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from octavo_kernels.dispatch import KernelFailed, form
+from octavo_kernels.native.arrays import dtype_of, to_tensor
+from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
+from octavo_runtime.engine.batch import build_batch
+from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs
+from octavo_runtime.engine.decode_table import Layout
+from octavo_runtime.engine.gpu import WITHOUT_KERNELS, require_kernels
+from octavo_runtime.engine.gpu_kv_cache import GpuKVPool
+from octavo_runtime.engine.kv_cache import KVPool
+from octavo_runtime.engine.limits import available_memory
+from octavo_runtime.engine.measure import one_sequence
+from octavo_runtime.engine.memory import (
+    keep_freed_memory,
+    require_room_for_kv,
+    require_room_for_weights,
+    return_freed_memory,
+)
+from octavo_runtime.engine.model_files import ModelFiles, Progress
+from octavo_runtime.engine.sampler import sample_tokens, sampled_tokens, step_result
+from octavo_runtime.engine.threads import compute_threads
+from octavo_runtime.engine.torch_sampling import TorchSampling
+from octavo_runtime.errors import DeviceLost, DeviceUnavailable
+from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY, KVSize, kv_block_bytes, size_kv, weight_bytes
+from octavo_runtime.models.decoder import Decoder
+
+__all__ = ["TorchExecutor", "load_torch"]
+
+
+class TorchExecutor:
+    """A decoder and its KV cache on one device.
+
+    Args:
+        decoder: The model.
+        pool: Its KV cache.
+        info: Its limits.
+        graphs: The decoder's steps that can be replayed, where the device can do that.
+
+    Attributes:
+        pool: The KV cache.
+        info: Its limits.
+    """
+
+    def __init__(
+        self, decoder: Decoder, pool: KVPool | GpuKVPool, info: EngineInfo, graphs: DecodeGraphs | None = None
+    ) -> None:
+        self._decoder = decoder
+        self.pool = pool
+        self._device = torch.device(info.device)
+        self.info = info
+        self._sampling = TorchSampling()
+        self._graphs = graphs
+        self._sampled: Mapping[int, int] = {}  # by the last step: sequence number -> token
+        self._thread: int | None = None
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Computes a step.
+
+        Raises:
+            DeviceLost: The device failed; the process cannot go on.
+            DeviceUnavailable: A kernel does not compile for this GPU, which the first step tells, while loading.
+        """
+        began = time.perf_counter()
+        if self._thread != threading.get_ident() and self._device.type == "cpu":
+            set_threads()  # OpenMP keeps the number for each thread that computes
+            self._thread = threading.get_ident()
+        try:
+            self.pool.copy(plan.copies)
+            if plan.num_blocks is not None:
+                assert isinstance(self.pool, KVPool), "the pool of a GPU keeps its size"
+                self.pool.resize(plan.num_blocks)
+            result = self._compute(plan) if plan.sequences else StepResult()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        except torch.AcceleratorError as error:
+            raise DeviceLost(f"the GPU failed in a step of {plan.num_tokens} tokens: {error}") from error
+        except KernelFailed as error:
+            raise DeviceUnavailable(str(error), hint=WITHOUT_KERNELS) from error
+        self._sampled = sampled_tokens(plan, result)
+        return replace(result, seconds=time.perf_counter() - began)
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        if self._graphs is not None and self._graphs.takes(plan):
+            tokens = self._graphs.step(plan.sequences, self._sampled)
+            return step_result(tokens, range(len(tokens)))
+        return sample_tokens(self.logits(plan), plan.sequences, self._sampling)
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Computes a step of at least one sequence, but draws nothing.
+
+        Returns:
+            [sequences that sample, vocabulary].
+        """
+        batch = build_batch(plan, self._sampled, self.info.block_size)
+        token_ids, positions, slots = to_tensor(batch.tokens).to(self._device)
+        rows = to_tensor(batch.sampling_rows).to(self._device)
+        return self._decoder.forward(token_ids, positions, slots, batch.paged, rows)
+
+
+def set_threads() -> None:
+    """Sets how many threads torch computes with."""
+    torch.set_num_threads(compute_threads())
+
+
+def load_torch(model: ModelFiles, progress: Progress) -> TorchExecutor:
+    """Reads the weights of a checked model, then takes the KV cache.
+
+    Args:
+        model: What its files say.
+        progress: See Progress.
+
+    Raises:
+        BadFlags: --kv-cache-memory or --swap-space are at fault.
+        BadWeights: A file could not be read.
+        DeviceUnavailable: `cuda` without a usable GPU, or the GPU is too old for the kernels.
+        NotEnoughMemoryForWeights, NotEnoughMemoryForKV: With needed and available bytes.
+    """
+    config, spec = model.config, model.spec
+    device = torch.device(config.device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise DeviceUnavailable(
+                "--device cuda, but torch finds no usable GPU",
+                hint="Check the GPU limit of the container and the driver (nvidia-smi), or use --device cpu.",
+            )
+        require_kernels(spec, torch.cuda.get_device_capability(device), model.dtype, model.kv_dtype)
+    else:
+        set_threads()
+        size_kv(spec, config, model.kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)  # fails at once
+    weights_bytes = weight_bytes(model.weights, model.dtype)
+    require_room_for_weights(weights_bytes, free_memory(device), model.dtype, device.type)
+    return_freed_memory()
+    with model.open_weights(model.dtype, progress) as weights:
+        parameters = {name: to_tensor(weights.read(name)).to(device) for name in weights.names}
+
+    def assemble(size: KVSize) -> TorchExecutor:
+        pool: KVPool | GpuKVPool
+        if device.type == "cpu":
+            pool = KVPool(
+                spec,
+                num_blocks=size.num_blocks,
+                max_num_blocks=size.max_num_blocks,
+                num_host_blocks=size.num_host_blocks,
+                block_size=config.block_size,
+                dtype=dtype_of(model.kv_dtype),
+            )
+            kv_cache = to_tensor(pool.device)
+        else:
+            pool = GpuKVPool(
+                spec,
+                num_blocks=size.num_blocks,
+                num_host_blocks=size.num_host_blocks,
+                block_size=config.block_size,
+                dtype=getattr(torch, model.kv_dtype),
+                device=device,
+            )
+            kv_cache = pool.device
+        decoder = Decoder(
+            spec, parameters, kv_cache=kv_cache, vocab_size=model.tokens.vocab_size, max_model_len=size.max_model_len
+        )
+        info = model.info(size, weights_bytes, _form_name(device))
+        return TorchExecutor(decoder, pool, info, _graphs(decoder, config, size.max_model_len))
+
+    if device.type == "cpu":
+        memory = config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY
+        require_room_for_kv(memory, config.swap_space, free_memory(device))
+    else:
+        longest = model.longest_prefill
+        blocks = -(-longest // config.block_size)
+        trial = KVSize(blocks, kv_block_bytes(spec, config, model.kv_dtype), longest, blocks, 0)
+        free = free_memory(device)
+        executor = assemble(trial)
+        captured = free - free_memory(device) - blocks * trial.block_bytes
+        activations = captured + _peak_memory(executor, longest)
+        del executor
+        memory = _gpu_kv_memory(config, device, activations)
+    executor = assemble(size_kv(spec, config, model.kv_dtype, memory))
+    keep_freed_memory()
+    return executor
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for itself is free
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory()
+
+
+def _gpu_kv_memory(config: EngineConfig, device: torch.device, activations: int) -> int:
+    """Bytes for the KV cache beside the largest step's: as many as were asked for, or the share of the GPU.
+
+    Raises:
+        NotEnoughMemoryForKV: Fewer are left than were asked for.
+    """
+    available = free_memory(device) - activations
+    if config.kv_cache_memory is None:
+        total = torch.cuda.mem_get_info(device)[1]
+        return max(0, available - int(total * (1 - config.gpu_memory_utilization)))
+    require_room_for_kv(config.kv_cache_memory, 0, available)
+    return config.kv_cache_memory
+
+
+def _form_name(device: torch.device) -> str:
+    return form("paged_attention", device.type).__name__.split(".")[-1]
+
+
+@torch.inference_mode()
+def _graphs(decoder: Decoder, config: EngineConfig, max_model_len: int) -> DecodeGraphs | None:
+    """The decoder's graphs, where its kernels never wait for the device."""
+    device = torch.device(config.device)
+    if device.type != "cuda" or _form_name(device) != "triton":
+        return None
+    # Multiples of 16: every column and block table begins as kernels are compiled for.
+    rows, blocks = config.scheduler.max_num_seqs, -(-max_model_len // config.block_size)
+    layout = Layout(-(-rows // 16) * 16, -(-blocks // 16) * 16)
+    words = torch.zeros(layout.size, dtype=torch.int32, device=device)
+    try:
+        return DecodeGraphs(decoder, CudaDevice(device), words, layout=layout, block_size=config.block_size)
+    except KernelFailed as error:
+        raise DeviceUnavailable(str(error), hint=WITHOUT_KERNELS) from error
+
+
+def _peak_memory(executor: TorchExecutor, num_tokens: int) -> int:
+    """Bytes that a GPU step of this many tokens takes beside weights and KV cache."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    executor.execute(one_sequence(executor.info, num_tokens, 0, SamplingParams(temperature=0, seed=0)))
+    return torch.cuda.max_memory_allocated() - before
