@@ -81,7 +81,7 @@ bench-peers: .venv/stamp ## Octavo, vLLM and llama.cpp in turns on two cores; in
 bench-neighbours: .venv/stamp ## what a busy neighbour costs an engine, and two engines each other
 	@$(PY) -m bench.neighbours
 
-bench-quality: .venv/stamp ## what quantised weights cost in perplexity and agreement, and save in bytes
+bench-quality: .venv/stamp ## what quantised weights and KV cost in perplexity and agreement, and save in bytes
 	@$(PY) -m bench.quality
 
 bench-paging: .venv/stamp ## memory that holds tokens, requests at once, blocks shared: beside reservation and the paper's figures

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from octavo_kernels.paged_attention.rows import row_width, stored
+
 __all__ = ["TOLERANCES", "Guards", "assert_close", "paged_pool"]
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -44,14 +46,14 @@ def paged_pool(
     """A pool in which sequences of these lengths lie in blocks of random order; every other slot holds NaN.
 
     Returns:
-        Keys and values, [blocks, block size, kv heads, head_dim] each, and the block tables.
+        Keys and values, [blocks, block size, kv heads, row] each (paged_attention/rows.py), and the block tables.
     """
     counts = [-(-length // block_size) for length in context_lens]
     spare = 3
     order = torch.randperm(sum(counts) + spare, generator=generator).tolist()
-    pools = [
-        torch.full((len(order), block_size, kv_heads, head_dim), torch.nan, dtype=dtype) for _ in ("keys", "values")
-    ]
+    row = row_width(head_dim, dtype)
+    poison = torch.nan if dtype.is_floating_point else -1  # four bytes of -1 are a scale of NaN
+    pools = [torch.full((len(order), block_size, kv_heads, row), poison, dtype=dtype) for _ in ("keys", "values")]
     tables: list[tuple[int, ...]] = []
     for length, count in zip(context_lens, counts, strict=True):
         table = tuple(order.pop() for _ in range(count))
@@ -59,7 +61,7 @@ def paged_pool(
         slots = torch.tensor([table[i // block_size] * block_size + i % block_size for i in range(length)]).long()
         for pool in pools:
             values = torch.randn(length, kv_heads, head_dim, generator=generator)
-            pool.view(-1, kv_heads, head_dim)[slots] = values.to(dtype)
+            pool.view(-1, kv_heads, row)[slots] = stored(values, dtype)
     return pools[0], pools[1], tuple(tables)
 
 

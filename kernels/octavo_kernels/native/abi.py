@@ -8,8 +8,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 __all__ = ["GROUPS", "QUADS", "TYPES", "Attention", "Batch", "Draws", "Layer", "Linear", "Model", "declare"]
 
 TYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2, "torch.int8": 3}
-"""The types that weights and the KV cache can have, int8 weights alone, as the library numbers them. Nothing here
-imports torch."""
+"""The types that weights and the KV cache can have, as the library numbers them. Nothing here imports torch."""
 
 QUADS = 4
 """The type of int8 weights in quads (linear/quads.h)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from octavo_kernels.paged_attention.batch import PagedBatch
+from octavo_kernels.paged_attention.rows import restored
 
 __all__ = ["paged_attention", "prepare", "prepare_rows"]
 
@@ -35,8 +36,8 @@ def paged_attention(
             continue
         blocks = torch.tensor(table[: -(-context_len // prepared.block_size)], device=q.device)
         # [context, kv heads, head_dim] -> [context, q heads, head_dim]
-        k = k_cache[blocks].flatten(0, 1)[:context_len].float().repeat_interleave(group, dim=1)
-        v = v_cache[blocks].flatten(0, 1)[:context_len].float().repeat_interleave(group, dim=1)
+        k = restored(k_cache[blocks].flatten(0, 1)[:context_len]).repeat_interleave(group, dim=1)
+        v = restored(v_cache[blocks].flatten(0, 1)[:context_len]).repeat_interleave(group, dim=1)
         rows = q[start : start + query_len].float()
         scores = torch.einsum("qhd,khd->hqk", rows, k) * scale
         position = torch.arange(context_len - query_len, context_len, device=q.device)

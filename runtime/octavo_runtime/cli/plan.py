@@ -56,9 +56,9 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     "--kv-cache-dtype",
     cls=SectionedOption,
     section="Memory",
-    type=click.Choice(_DTYPES),
+    type=click.Choice([*_DTYPES, "int8"]),
     default="auto",
-    help="Of the KV cache. auto: as --dtype.",
+    help="Of the KV cache. auto: as --dtype. int8 on a CPU alone.",
 )
 @click.option(
     "--kv-cache-memory",

@@ -273,6 +273,8 @@ def _needs_native(config: EngineConfig) -> str | None:
     """The flag that native kernels alone can do, with its value."""
     if config.quantization != "none":
         return f"--quantization {config.quantization}"
+    if config.kv_cache_dtype == "int8":
+        return "--kv-cache-dtype int8"
     return "--batch-invariant" if config.batch_invariant else None
 
 

@@ -1,7 +1,9 @@
 """The memory of the KV cache: the device's pool of blocks and the host's, copies between them, and a change of size.
 
-    device   [layers, 2, max_num_blocks, block size, kv heads, head_dim]      keys before values
+    device   [layers, 2, max_num_blocks, block size, kv heads, row]      keys before values
     host     the same with num_host_blocks
+
+A row is head_dim numbers; in int8 it has its scale with it (octavo_kernels.paged_attention.rows).
 
 Nothing is initialised: a slot is read only after it was written. So memory of a CPU is mapped when a request first
 needs it, an idle engine does not hold it, and a pool that may grow reserves addresses, not memory.
@@ -16,6 +18,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from octavo_kernels.block_copy import copy_blocks
+from octavo_kernels.paged_attention.rows import row_width
 from octavo_runtime.domain import BlockCopy, CopyKind
 from octavo_runtime.errors import NotEnoughMemoryForKV
 from octavo_runtime.loading.spec import DecoderSpec
@@ -55,7 +58,7 @@ class KVPool:
         device: torch.device,
     ) -> None:
         self._num_blocks = num_blocks
-        block = (block_size, spec.num_kv_heads, spec.head_dim)
+        block = (block_size, spec.num_kv_heads, row_width(spec.head_dim, dtype))
         shape = (spec.num_layers, 2, max_num_blocks, *block)
         host_shape = (spec.num_layers, 2, num_host_blocks, *block)
         self._memory: mmap.mmap | None = None

@@ -23,6 +23,7 @@ __all__ = [
     "check_batch_invariant",
     "check_growth",
     "kv_block_bytes",
+    "kv_token_bytes",
     "plan_model",
     "quantised_bytes",
     "resolve_device",
@@ -35,7 +36,10 @@ __all__ = [
 ]
 
 DEFAULT_CPU_KV_MEMORY = 1 << 30
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+_KV_SCALE_BYTES = 4
+"""What a token's keys, or values, of one kv head in int8 have beside them."""
+
 _GIB = 1 << 30
 _CUDA_CONTEXT = 1 << 29
 """What CUDA and its libraries take of a GPU beside everything else: about half a GiB, more on larger GPUs."""
@@ -164,7 +168,7 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
         else weight_bytes(weights, dtype),
         gpu_memory_bytes=gpu_memory,
         activations_bytes=activations,
-        kv_bytes_per_token=spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype],
+        kv_bytes_per_token=kv_token_bytes(spec, kv_dtype),
         kv_cache_bytes=None if size is None else size.num_blocks * size.block_bytes,
         kv_tokens=kv_tokens,
         num_blocks=None if size is None else size.num_blocks,
@@ -211,7 +215,20 @@ def storage_dtype(dtype: str, stored: set[str]) -> str:
 
 
 def resolve_kv_dtype(config: EngineConfig, dtype: str) -> str:
-    """The KV cache's dtype that `auto` means: the weights'."""
+    """The KV cache's dtype that `auto` means: the weights'.
+
+    Args:
+        config: With the device resolved.
+        dtype: Of the weights, resolved.
+
+    Raises:
+        BadFlags: It is int8, on a GPU.
+    """
+    if config.kv_cache_dtype == "int8" and config.device != "cpu":
+        raise BadFlags(
+            f"--kv-cache-dtype int8 is for the native CPU kernels, and the device is {config.device}",
+            hint="Leave --kv-cache-dtype out, or use --device cpu.",
+        )
     return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
@@ -300,9 +317,15 @@ def check_growth(config: EngineConfig) -> None:
         )
 
 
+def kv_token_bytes(spec: DecoderSpec, kv_dtype: str) -> int:
+    """Bytes that a token keeps in the KV cache over all layers, keys and values, scales included."""
+    scales = 2 * spec.num_layers * spec.num_kv_heads * _KV_SCALE_BYTES if kv_dtype == "int8" else 0
+    return spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype] + scales
+
+
 def kv_block_bytes(spec: DecoderSpec, config: EngineConfig, kv_dtype: str) -> int:
     """Bytes of a KV block over all layers, keys and values."""
-    return spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype] * config.block_size
+    return kv_token_bytes(spec, kv_dtype) * config.block_size
 
 
 def activation_bytes(spec: DecoderSpec, config: EngineConfig, dtype: str) -> int:

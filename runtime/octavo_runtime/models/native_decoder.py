@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 _WITHOUT = {
     "--quantization w8a16": "leave --quantization out, for the weights as they are stored",
     "--quantization w4a16": "convert the GGUF file without --quantization keep",
+    "--kv-cache-dtype int8": "leave --kv-cache-dtype out",
     "--batch-invariant": "leave --batch-invariant out",
 }
 
@@ -77,7 +78,7 @@ class NativeDecoder:
         context: The library and its threads.
         spec: The model.
         parameters: Name to tensor, as `loading.weight_map` names them; emptied, so that a weight is not held twice.
-        kv_cache: [layers, 2, blocks, block size, kv heads, head_dim], keys first.
+        kv_cache: [layers, 2, blocks, block size, kv heads, row], keys first, as `KVPool` has it.
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
         quantise: Whether linear layers take eight bits for a weight (w8a16). The embedding stays as it is; logits of a

@@ -31,6 +31,7 @@ CONFIG = {
 # embedding, q, k, v, o, gate, up, down, three norms
 ELEMENTS = 6 * 8 + 8 * 8 + 4 * 8 + 4 * 8 + 8 * 8 + 3 * 10 * 8 + 3 * 8
 TOKEN = 2 * 1 * 4  # numbers of KV: keys and values of one layer, one head of 4
+SCALES = 2  # of keys and values
 
 
 @pytest.fixture
@@ -76,6 +77,14 @@ def test_plan_model_roomy(model: Path) -> None:
     assert plan.kv_tokens == (1 << 30) // (TOKEN * 2)
     assert (plan.max_model_len, plan.max_concurrency) == (100, (1 << 30) / (TOKEN * 2) / 100)
     assert plan_model(model, config(model)).max_model_len == 256
+
+
+def test_plan_model_int8_kv_cache(model: Path) -> None:
+    plan = plan_model(model, config(model, kv_cache_dtype="int8", kv_cache_memory=1 << 20))
+    assert plan.kv_bytes_per_token == TOKEN + 4 * SCALES
+    assert plan.num_blocks == (1 << 20) // (plan.kv_bytes_per_token * 16)
+    with pytest.raises(BadFlags, match="--kv-cache-dtype int8 is for the native CPU kernels, and the device is cuda"):
+        plan_model(model, config(model, device="cuda", kv_cache_dtype="int8"))
 
 
 @pytest.mark.parametrize(("dtype", "item"), [("auto", 2), ("float16", 2)])
