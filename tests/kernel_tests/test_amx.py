@@ -6,8 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from octavo_kernels.native import build
+from octavo_kernels.native import Context, build
+from octavo_kernels.native.operations import Operations
 
 # Refuses arch_prctl(ARCH_REQ_XCOMP_PERM, …), as a sandbox may, then looks which instruction sets are left.
 _REFUSED = """
@@ -38,6 +42,12 @@ def test_isas_where_the_system_refuses_amx(require_isa: Callable[[str], str]) ->
     assert result.stdout == "avx512vnni: the operating system does not permit it\n", result.stderr
 
 
+@pytest.fixture(scope="module")
+def operations(require_isa: Callable[[str], str]) -> dict[str, Operations]:
+    """With AMX, and with what comes next."""
+    return {name: Operations(Context(2, require_isa(name))) for name in ("amx", "avx512vnni")}
+
+
 def compiler(folder: Path, refuses: str) -> list[str]:
     """One that does nothing, and does not know a flag."""
     script = folder / "compiler"
@@ -62,3 +72,25 @@ def test_build_without_amx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "-DOCTAVO_WITHOUT_AMX" in compiled
     assert "-DOCTAVO_ISA=avx512vnni" in compiled
     assert "amx-tile" not in compiled
+
+
+@given(
+    rows=st.sampled_from([1, 2, 7, 8, 9, 15, 16, 17, 24, 25, 240, 243]),
+    out=st.sampled_from([1, 16, 33, 64, 100, 1100]),
+    columns=st.one_of(st.integers(1, 200), st.just(576)),
+    bias=st.booleans(),
+    add=st.booleans(),
+)
+@settings(max_examples=60)
+def test_linear_quantised_is_that_of_vnni(
+    operations: dict[str, Operations], rows: int, out: int, columns: int, bias: bool, add: bool
+) -> None:
+    generator = torch.Generator().manual_seed(rows + out + columns)
+    x, weight, offset, before = (
+        torch.randn(shape, generator=generator) for shape in ((rows, columns), (out, columns), (out,), (rows, out))
+    )
+    got = [
+        of_isa.linear(x, weight, offset if bias else None, before.clone() if add else None, quantised=True)
+        for of_isa in operations.values()
+    ]
+    assert torch.equal(*got)

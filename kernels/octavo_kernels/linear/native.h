@@ -18,6 +18,7 @@
 #pragma once
 
 #include "groups.h"
+#include "quad_tiles.h"
 #include "quads.h"
 #include "tiles.h"
 
@@ -133,8 +134,10 @@ inline int64_t linear_room(const Linear& l, int64_t rows) {
   switch (l.type) {
 #ifdef __AMX_TILE__
     case kBFloat16: return tiles_room(l, rows);
-#endif
+    case kInt8Quads: return quad_tiles_room(l, rows);
+#else
     case kInt8Quads: return quads_room(l, rows);
+#endif
     case kGroups4:
     case kGroups8: return groups_room(l, rows);
     default: return 0;
@@ -147,12 +150,13 @@ inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_
   switch (l.type) {
 #ifdef __AMX_TILE__
     case kBFloat16: return tiles_linear(threads, l, x, x_stride, y, rows, memory);
+    case kInt8Quads: return quad_tiles_linear(threads, l, x, x_stride, y, rows, memory);
 #else
     case kBFloat16: return linear_typed<BFloat16>(threads, l, x, x_stride, y, rows);
+    case kInt8Quads: return quads_linear(threads, l, x, x_stride, y, rows, memory);
 #endif
     case kFloat16: return linear_typed<Half>(threads, l, x, x_stride, y, rows);
     case kInt8: return linear_typed<Int8>(threads, l, x, x_stride, y, rows);
-    case kInt8Quads: return quads_linear(threads, l, x, x_stride, y, rows, memory);
     case kGroups4: return groups_linear<FourBits>(threads, l, x, x_stride, y, rows, memory);
     case kGroups8: return groups_linear<EightBits>(threads, l, x, x_stride, y, rows, memory);
     default: return linear_typed<float>(threads, l, x, x_stride, y, rows);

@@ -28,6 +28,32 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
+constexpr int64_t kTileAhead = 4096;  // bytes
+
+// Up to four panels of a weight as tiles: a kilobyte each, or what is left with zeros behind, in memory of its own.
+struct PanelTiles {
+  const char* panels;
+  int64_t bytes, whole;  // of a panel; tiles that are filled
+  alignas(64) char last[kWidePanels][kTileBytes];
+
+  PanelTiles(const void* panels, int64_t count, int64_t bytes)
+      : panels((const char*)panels), bytes(bytes), whole(bytes / kTileBytes) {
+    if (whole * kTileBytes == bytes) return;
+    memset(last, 0, sizeof last);
+    for (int64_t p = 0; p < count; p++)
+      memcpy(last[p], this->panels + p * bytes + whole * kTileBytes, bytes - whole * kTileBytes);
+  }
+
+  // ahead: ask for what comes later in the panel, which is read from memory.
+  template <int T>
+  OCTAVO_INLINE void load(int panel, int64_t tile, bool ahead) const {
+    const char* from = tile < whole ? panels + panel * bytes + tile * kTileBytes : last[panel];
+    if (ahead)
+      for (int64_t line = 0; line < kTileBytes; line += 64) __builtin_prefetch(from + kTileAhead + line);
+    tile_load<T>(from);
+  }
+};
+
 constexpr int kPlanes = 3;
 constexpr int64_t kStep = kTileRowBytes / sizeof(BFloat16);  // inputs of one product
 
@@ -78,13 +104,9 @@ inline TileShapes shapes_of(int rows) {
   return shapes;
 }
 
-constexpr int64_t kTileAhead = 4096;  // bytes
-
 template <int Panel>
-OCTAVO_INLINE void add_panel(const BFloat16* part, bool ahead) {
-  if (ahead)
-    for (int64_t line = 0; line < kTileBytes; line += 64) __builtin_prefetch((const char*)part + kTileAhead + line);
-  tile_load<7>(part);
+OCTAVO_INLINE void add_panel(const PanelTiles& panels, int64_t step, bool ahead) {
+  panels.load<7>(Panel, step, ahead);
   tile_multiply_bfloat16<Panel, 4, 7>();
   tile_multiply_bfloat16<Panel, 5, 7>();
   tile_multiply_bfloat16<Panel, 6, 7>();
@@ -92,20 +114,11 @@ OCTAVO_INLINE void add_panel(const BFloat16* part, bool ahead) {
 
 // Up to 16 rows through P panels, two or four.
 template <int P>
-inline void tiles_panels(const Linear& l, const BFloat16* panels, int64_t column, const SplitRows& split, int64_t row,
+inline void tiles_panels(const Linear& l, const PanelTiles& panels, int64_t column, const SplitRows& split, int64_t row,
                          bool ahead, const Target& y) {
-  const int64_t pairs = divided_up(l.in, 2), panel = pairs * 2 * kPanel, whole = pairs / kTileRows;
   const int count = split.count(row);
-  const BFloat16* a = split.from(row);
   const int64_t plane = count * kStep;
-  constexpr int64_t part = kTileBytes / sizeof(BFloat16);
-  // The last inputs of each panel, where they do not fill a tile.
-  alignas(64) BFloat16 last[P][part];
-  if (whole < split.steps) {
-    const int64_t there = pairs * 2 * kPanel - whole * part;
-    memset(last, 0, sizeof last);
-    for (int p = 0; p < P; p++) memcpy(last[p], panels + p * panel + whole * part, there * sizeof(BFloat16));
-  }
+  const BFloat16* a = split.from(row);
   tile_zero<0>();
   tile_zero<1>();
   if constexpr (P == 4) {
@@ -116,14 +129,11 @@ inline void tiles_panels(const Linear& l, const BFloat16* panels, int64_t column
     tile_load<4>(a);
     tile_load<5>(a + plane);
     tile_load<6>(a + 2 * plane);
-    const bool direct = step < whole;
-    const BFloat16* b = direct ? panels + step * part : last[0];
-    const int64_t next = direct ? panel : part;
-    add_panel<0>(b, ahead && direct);
-    add_panel<1>(b + next, ahead && direct);
+    add_panel<0>(panels, step, ahead);
+    add_panel<1>(panels, step, ahead);
     if constexpr (P == 4) {
-      add_panel<2>(b + 2 * next, ahead && direct);
-      add_panel<3>(b + 3 * next, ahead && direct);
+      add_panel<2>(panels, step, ahead);
+      add_panel<3>(panels, step, ahead);
     }
   }
   alignas(64) float sums[P][kTileRows][kPanel];
@@ -142,12 +152,13 @@ inline void tiles_linear(Threads& threads, const Linear& l, const float* x, int6
                          int64_t rows, float* memory) {
   const SplitRows split(l, rows, memory);
   each_row(threads, rows, l.in, [&](int64_t row) { split_row(x + row * x_stride, l.in, split, row); });
-  const int64_t panel = divided_up(l.in, 2) * 2 * kPanel;
+  const int64_t panel = divided_up(l.in, 2) * 2 * kPanel * (int64_t)sizeof(BFloat16);
   // A megabyte of split rows stays in the second cache while panels pass.
   const int64_t fit = (1 << 20) / (split.steps * kStep * kPlanes * (int64_t)sizeof(BFloat16)) / kTileRows * kTileRows;
   const int64_t together = larger(3 * kTileRows, smaller(kRowsOfItem, fit));
   linear_items(threads, l, rows, together, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
-    const BFloat16* panels = (const BFloat16*)l.weight + first * panel;
+    count = divided_up(count, 2) * 2;  // the weight has an even number of panels
+    const PanelTiles panels((const char*)l.weight + first * panel, count, panel);
     for (int64_t at = row; at < row + part; at += kTileRows) {
       use_tiles(threads, thread, shapes_of(split.count(at)));
       if (count > 2)

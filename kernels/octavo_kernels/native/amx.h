@@ -74,10 +74,10 @@ OCTAVO_INLINE void tile_multiply_bfloat16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
-// The same of signed bytes; sums of 32 bits.
+// The same of bytes, those of A from 0 to 255, those of B signed; sums of 32 bits.
 template <int C, int A, int B>
-OCTAVO_INLINE void tile_multiply_int8() {
-  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+OCTAVO_INLINE void tile_multiply_bytes() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
 }  // namespace OCTAVO_ISA
