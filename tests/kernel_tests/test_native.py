@@ -49,11 +49,45 @@ def test_linear(
 
 
 @pytest.mark.parametrize("rows", [1, 8, 40])
-def test_linear_row_is_the_same_in_any_batch(native: Operations, rows: int) -> None:
-    x, weight = random(rows, 576), random(100, 576, seed=1).bfloat16()
+@pytest.mark.parametrize("columns", [576, 579])
+def test_linear_row_is_the_same_in_any_batch(native: Operations, rows: int, columns: int) -> None:
+    x, weight = random(rows, columns), random(100, columns, seed=1).bfloat16()
     together = native.linear(x, weight, None)
     for row in range(rows):
         assert torch.equal(native.linear(x[row : row + 1], weight, None), together[row : row + 1])
+
+
+@pytest.mark.parametrize("columns", [1, 33, 576, 1536, 4099])
+def test_linear_bfloat16_is_as_exact_as_float32(native: Operations, columns: int) -> None:
+    # Beside a sum of float32 numbers one after the other, rounded once for each product.
+    x, weight = random(7, columns), random(100, columns, seed=1).bfloat16()
+    truth = x.double() @ weight.double().T
+    one_by_one = torch.zeros(7, 100)
+    for column in range(columns):
+        one_by_one = (one_by_one.double() + x[:, column, None].double() * weight[:, column].double()).float()
+    error, allowed = ((sums - truth).square().mean() for sums in (native.linear(x, weight, None), one_by_one))
+    assert error <= allowed * 1.05
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e36])
+def test_linear_sizes(native: Operations, size: float) -> None:
+    x, weight = random(3, 70), random(40, 70, seed=1).bfloat16()
+    x[1] *= size
+    assert_close(native.linear(x, weight, None)[1:2] / size, linear.linear(x, weight, None)[1:2] / size)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("bits", [0x7F800000, -0x00800000, 0x7FC00000, 0x7F800001], ids=["inf", "-inf", "nan", "snan"])
+@pytest.mark.parametrize("place", [0, 68])
+def test_linear_not_finite(native: Operations, dtype: torch.dtype, bits: int, place: int) -> None:
+    # One request's infinity or NaN gives what it must in its own row, and nothing in any other.
+    x, weight = random(3, 69), random(40, 69, seed=1).to(dtype)
+    weight[5] = 0
+    finite = native.linear(x, weight, None)
+    x.view(torch.int32)[1, place] = bits
+    got = native.linear(x, weight, None)
+    assert torch.equal(got[::2], finite[::2])
+    torch.testing.assert_close(got[1], linear.linear(x, weight, None)[1], equal_nan=True)
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 15, 16, 64, 100, 576])

@@ -113,6 +113,7 @@ class Draws(ctypes.Structure):
 _FUNCTIONS = {
     "octavo_stamp": (c_char_p, ()),
     "octavo_isa": (c_char_p, (c_int,)),
+    "octavo_without_amx": (c_char_p, ()),
     "octavo_open": (c_void_p, (c_char_p, c_int)),
     "octavo_close": (None, (c_void_p,)),
     "octavo_decoder_step": (c_int, (c_void_p, POINTER(Model), POINTER(Batch), c_void_p)),

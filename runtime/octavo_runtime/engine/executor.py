@@ -15,7 +15,7 @@ import torch
 
 from octavo_kernels import sampling
 from octavo_kernels.dispatch import KernelFailed, form
-from octavo_kernels.native import Context
+from octavo_kernels.native import Context, without_amx
 from octavo_kernels.sampling.native import NativeSampling
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
@@ -279,7 +279,8 @@ def _needs_native(config: EngineConfig) -> str | None:
 
 
 def _kernels(native: Context, quantization: str) -> str:
-    return f"native ({native.isa})" if quantization == "none" else f"native ({native.isa}, {quantization})"
+    isa = f"{native.isa}, no AMX: {why}" if (why := without_amx()) else native.isa
+    return f"native ({isa})" if quantization == "none" else f"native ({isa}, {quantization})"
 
 
 def _form_name(device: torch.device) -> str:
