@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from octavo_kernels.paged_attention.rows import row_width, stored
+from octavo_kernels.paged_attention.rows import LARGEST, head_dim_of, row_width, stored
 
-__all__ = ["TOLERANCES", "Guards", "assert_close", "paged_pool"]
+__all__ = ["TOLERANCES", "Guards", "assert_close", "paged_pool", "scales_behind_blocks"]
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Largest RMS of the error, as a share of the RMS of the truth, for each dtype."""
@@ -52,8 +52,14 @@ def paged_pool(
     spare = 3
     order = torch.randperm(sum(counts) + spare, generator=generator).tolist()
     row = row_width(head_dim, dtype)
-    poison = torch.nan if dtype.is_floating_point else -1  # four bytes of -1 are a scale of NaN
-    pools = [torch.full((len(order), block_size, kv_heads, row), poison, dtype=dtype) for _ in ("keys", "values")]
+    shape = (len(order), block_size, kv_heads, row)
+    # Four bytes of -1 are a scale of NaN, and one is NaN in fp8.
+    pools = [
+        torch.full(shape, -1, dtype=torch.int8).view(dtype)
+        if dtype in LARGEST
+        else torch.full(shape, torch.nan, dtype=dtype)
+        for _ in ("keys", "values")
+    ]
     tables: list[tuple[int, ...]] = []
     for length, count in zip(context_lens, counts, strict=True):
         table = tuple(order.pop() for _ in range(count))
@@ -63,6 +69,16 @@ def paged_pool(
             values = torch.randn(length, kv_heads, head_dim, generator=generator)
             pool.view(-1, kv_heads, row)[slots] = stored(values, dtype)
     return pools[0], pools[1], tuple(tables)
+
+
+def scales_behind_blocks(cache: torch.Tensor) -> torch.Tensor:
+    """A cache of rows in eight bits as the Triton kernels want it: a block's numbers, then [kv heads, block size] scales.
+
+    The same shape, other places in a block. Other types stay as they are.
+    """
+    blocks, dim = cache.shape[0], head_dim_of(cache)
+    scales = cache[..., dim:].transpose(1, 2)
+    return torch.cat((cache[..., :dim].reshape(blocks, -1), scales.reshape(blocks, -1)), dim=1).view(cache.shape)
 
 
 class Guards:

@@ -22,7 +22,13 @@ def prepare_rows(block_tables: torch.Tensor, context_lens: torch.Tensor, block_s
 
 
 def paged_attention(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, prepared: PagedBatch, scale: float
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    prepared: PagedBatch,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """See octavo_kernels.paged_attention."""
     out = q.new_zeros(q.shape)
@@ -40,9 +46,16 @@ def paged_attention(
         v = restored(v_cache[blocks].flatten(0, 1)[:context_len]).repeat_interleave(group, dim=1)
         rows = q[start : start + query_len].float()
         scores = torch.einsum("qhd,khd->hqk", rows, k) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         position = torch.arange(context_len - query_len, context_len, device=q.device)
-        hidden = torch.arange(context_len, device=q.device)[None, :] > position[:, None]  # [query, context]
+        distance = position[:, None] - torch.arange(context_len, device=q.device)[None, :]  # [query, context]
+        hidden = distance < 0
+        if window is not None:
+            hidden |= distance >= window
         weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        if window is not None:  # what no row sees may be anything
+            v[hidden.all(dim=0)] = 0
         out[start : start + query_len] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
         start += query_len
     return out

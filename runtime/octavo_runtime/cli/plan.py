@@ -56,9 +56,9 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     "--kv-cache-dtype",
     cls=SectionedOption,
     section="Memory",
-    type=click.Choice([*_DTYPES, "int8"]),
+    type=click.Choice([*_DTYPES, "int8", "fp8"]),
     default="auto",
-    help="Of the KV cache. auto: as --dtype. int8 on a CPU alone.",
+    help="Of the KV cache. auto: as --dtype. int8 and fp8 have a scale for each token and head; fp8 on a GPU alone.",
 )
 @click.option(
     "--kv-cache-memory",

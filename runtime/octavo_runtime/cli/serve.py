@@ -69,10 +69,10 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
 )
 @_memory(
     "--kv-cache-dtype",
-    type=click.Choice([*_DTYPES, "int8"]),
+    type=click.Choice([*_DTYPES, "int8", "fp8"]),
     default="auto",
-    help="Of the KV cache. auto: as --dtype. int8: eight bits and a scale for each token and head, on a CPU alone: half "
-    "the memory of bfloat16, with answers that differ a little.",
+    help="Of the KV cache. auto: as --dtype. int8, and on GPUs of compute capability 8.9 and later fp8: eight bits and a "
+    "scale for each token and head, half the memory of bfloat16, with answers that differ a little.",
 )
 @_memory(
     "--kv-cache-memory",

@@ -207,7 +207,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
             max_num_blocks=size.max_num_blocks,
             num_host_blocks=size.num_host_blocks,
             block_size=config.block_size,
-            dtype=getattr(torch, kv_dtype),
+            dtype=torch.float8_e4m3fn if kv_dtype == "fp8" else getattr(torch, kv_dtype),
             device=device,
         )
         quantise = config.quantization == "w8a16"

@@ -3,7 +3,7 @@
     device   [layers, 2, max_num_blocks, block size, kv heads, row]      keys before values
     host     the same with num_host_blocks
 
-A row is head_dim numbers; in int8 it has its scale with it (octavo_kernels.paged_attention.rows).
+A row is head_dim numbers; in int8 and fp8 it has its scale with it (octavo_kernels.paged_attention.rows).
 
 Nothing is initialised: a slot is read only after it was written. So memory of a CPU is mapped when a request first
 needs it, an idle engine does not hold it, and a pool that may grow reserves addresses, not memory.

@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 DEFAULT_CPU_KV_MEMORY = 1 << 30
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "fp8": 1}
 _KV_SCALE_BYTES = 4
-"""What a token's keys, or values, of one kv head in int8 have beside them."""
+"""What a token's keys, or values, of one kv head in int8 or fp8 have beside them."""
 
 _GIB = 1 << 30
 _CUDA_CONTEXT = 1 << 29
@@ -222,12 +222,12 @@ def resolve_kv_dtype(config: EngineConfig, dtype: str) -> str:
         dtype: Of the weights, resolved.
 
     Raises:
-        BadFlags: It is int8, on a GPU.
+        BadFlags: It is fp8, on a CPU.
     """
-    if config.kv_cache_dtype == "int8" and config.device != "cpu":
+    if config.kv_cache_dtype == "fp8" and config.device == "cpu":
         raise BadFlags(
-            f"--kv-cache-dtype int8 is for the native CPU kernels, and the device is {config.device}",
-            hint="Leave --kv-cache-dtype out, or use --device cpu.",
+            "--kv-cache-dtype fp8 is for GPUs, and the device is cpu",
+            hint="Use --kv-cache-dtype int8, which takes as many bytes.",
         )
     return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
@@ -319,7 +319,7 @@ def check_growth(config: EngineConfig) -> None:
 
 def kv_token_bytes(spec: DecoderSpec, kv_dtype: str) -> int:
     """Bytes that a token keeps in the KV cache over all layers, keys and values, scales included."""
-    scales = 2 * spec.num_layers * spec.num_kv_heads * _KV_SCALE_BYTES if kv_dtype == "int8" else 0
+    scales = 2 * spec.num_layers * spec.num_kv_heads * _KV_SCALE_BYTES if _ITEM_BYTES[kv_dtype] == 1 else 0
     return spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype] + scales
 
 

@@ -79,12 +79,16 @@ def test_plan_model_roomy(model: Path) -> None:
     assert plan_model(model, config(model)).max_model_len == 256
 
 
-def test_plan_model_int8_kv_cache(model: Path) -> None:
-    plan = plan_model(model, config(model, kv_cache_dtype="int8", kv_cache_memory=1 << 20))
+@pytest.mark.parametrize(("dtype", "device"), [("int8", "cpu"), ("int8", "cuda"), ("fp8", "cuda")])
+def test_plan_model_kv_cache_of_eight_bits(model: Path, dtype: str, device: str) -> None:
+    plan = plan_model(model, config(model, device=device, kv_cache_dtype=dtype, kv_cache_memory=1 << 20))
     assert plan.kv_bytes_per_token == TOKEN + 4 * SCALES
     assert plan.num_blocks == (1 << 20) // (plan.kv_bytes_per_token * 16)
-    with pytest.raises(BadFlags, match="--kv-cache-dtype int8 is for the native CPU kernels, and the device is cuda"):
-        plan_model(model, config(model, device="cuda", kv_cache_dtype="int8"))
+
+
+def test_plan_model_fp8_kv_cache_on_a_cpu(model: Path) -> None:
+    with pytest.raises(BadFlags, match="--kv-cache-dtype fp8 is for GPUs, and the device is cpu"):
+        plan_model(model, config(model, device="cpu", kv_cache_dtype="fp8"))
 
 
 @pytest.mark.parametrize(("dtype", "item"), [("auto", 2), ("float16", 2)])
