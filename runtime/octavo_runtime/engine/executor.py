@@ -19,7 +19,7 @@ from octavo_kernels.native import Context
 from octavo_kernels.sampling.native import NativeSampling
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
-from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs
+from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs, GraphDevice
 from octavo_runtime.engine.decode_table import Layout
 from octavo_runtime.engine.gpu import WITHOUT_KERNELS, require_kernels
 from octavo_runtime.engine.kv_cache import KVPool
@@ -109,6 +109,10 @@ class TorchExecutor:
         self._sampled: dict[int, int] = {}  # by the last step: sequence number -> token
         self._thread: int | None = None
 
+    def without_graphs(self) -> TorchExecutor:
+        """The same model on the same KV cache, each step kernel by kernel. One of the two runs at a time."""
+        return TorchExecutor(self._decoder, self._pool, self.info, self._sampling)
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Computes a step.
@@ -155,8 +159,18 @@ def _sampled(plan: StepPlan, result: StepResult) -> dict[int, int]:
     return tokens
 
 
-def load_executor(config: EngineConfig, progress: Progress | None = None) -> TorchExecutor:
+def load_executor(
+    config: EngineConfig,
+    progress: Progress | None = None,
+    graph_device: Callable[[torch.device], GraphDevice] | None = None,
+) -> TorchExecutor:
     """Loads a model directory: checks everything that files tell, then reads the weights, then takes the KV cache.
+
+    Args:
+        config: What to load, and how.
+        progress: Told how far it is.
+        graph_device: Makes what captures and replays decode steps, where the kernels are in Triton; None: `CudaDevice`
+            on a GPU, nothing on a CPU.
 
     Raises:
         ModelNotFound, UnsupportedModel, BadWeights: The directory is at fault; the message names the file.
@@ -200,6 +214,8 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         progress=lambda done, total: report("weights", done, total),
     )
 
+    capturing = graph_device or (CudaDevice if device.type == "cuda" else None)
+
     def assemble(size: KVSize) -> TorchExecutor:
         pool = KVPool(
             spec,
@@ -230,7 +246,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
             weights_bytes=weights_bytes,
             kernels=_kernels(native, config.quantization) if native else _form_name(device),
         )
-        graphs = _graphs(decoder, config, size.max_model_len) if isinstance(decoder, Decoder) else None
+        graphs = _graphs(decoder, config, size.max_model_len, capturing) if isinstance(decoder, Decoder) else None
         return TorchExecutor(decoder, pool, info, NativeSampling(native) if native else sampling, graphs)
 
     longest = min(config.scheduler.max_num_batched_tokens, spec.max_position)
@@ -285,17 +301,22 @@ def _form_name(device: torch.device) -> str:
 
 
 @torch.inference_mode()
-def _graphs(decoder: Decoder, config: EngineConfig, max_model_len: int) -> DecodeGraphs | None:
+def _graphs(
+    decoder: Decoder,
+    config: EngineConfig,
+    max_model_len: int,
+    capturing: Callable[[torch.device], GraphDevice] | None,
+) -> DecodeGraphs | None:
     """The decoder's graphs, where its kernels never wait for the device."""
     device = torch.device(config.device)
-    if device.type != "cuda" or _form_name(device) != "triton":
+    if capturing is None or _form_name(device) != "triton":
         return None
     # Multiples of 16: every column and block table begins as kernels are compiled for.
     rows, blocks = config.scheduler.max_num_seqs, -(-max_model_len // config.block_size)
     layout = Layout(-(-rows // 16) * 16, -(-blocks // 16) * 16)
     words = torch.zeros(layout.size, dtype=torch.int32, device=device)
     try:
-        return DecodeGraphs(decoder, CudaDevice(device), words, layout=layout, block_size=config.block_size)
+        return DecodeGraphs(decoder, capturing(device), words, layout=layout, block_size=config.block_size)
     except KernelFailed as error:
         raise DeviceUnavailable(str(error), hint=WITHOUT_KERNELS) from error
 
