@@ -13,6 +13,7 @@ from bench.gpu.results import Results
 from octavo_kernels.block_copy import triton as block_copy
 from octavo_kernels.gated_activation import reference as gated_activation_reference
 from octavo_kernels.gated_activation import triton as gated_activation
+from octavo_kernels.linear import pairs
 from octavo_kernels.linear import reference as linear_reference
 from octavo_kernels.linear import triton as linear
 from octavo_kernels.paged_attention import PagedBatch
@@ -165,7 +166,7 @@ class _Checks:
             scales = (torch.rand(outputs, width // 32, generator=self._generator) + 0.1).half()
             quants, scales = quants.to(self._device), scales.to(self._device)
             minima = -8 * scales
-            weight, groups = (self._place(part) for part in linear.pack_groups(quants, scales, minima))
+            weight, groups = (self._place(part) for part in pairs.pack_pairs(quants, scales, minima))
             truth = linear_reference.linear(
                 x.float(), linear_reference.dequantised_groups(quants, scales, minima), bias
             )

@@ -40,15 +40,16 @@ from octavo_runtime.loading.plan import (
     KVSize,
     check_batch_invariant,
     check_growth,
+    check_packing,
+    held_bytes,
     kv_block_bytes,
-    quantised_bytes,
+    most_bytes,
     resolve_device,
     resolve_dtype,
     resolve_kv_dtype,
     resolve_quantization,
     size_kv,
     storage_dtype,
-    weight_bytes,
 )
 from octavo_runtime.loading.spec import read_spec
 from octavo_runtime.loading.token_ids import read_token_ids
@@ -56,6 +57,7 @@ from octavo_runtime.loading.weight_map import weight_map
 from octavo_runtime.loading.weights import load_weights
 from octavo_runtime.models.decoder import Decoder
 from octavo_runtime.models.native_decoder import NativeDecoder, open_native
+from octavo_runtime.models.quantised import pack_weights, quantise
 
 __all__ = ["Executor", "Progress", "TorchExecutor", "load_executor"]
 
@@ -199,11 +201,15 @@ def load_executor(
         size_kv(spec, config, kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)
     native = open_native(spec, set_threads(), _needs_native(config)) if device.type == "cpu" else None
     stored_dtype = storage_dtype(dtype, stored) if native else dtype
-    weights_bytes = weight_bytes(weights, stored_dtype)
-    read_as = config.quantization if config.quantization == "w4a16" else stored_dtype  # w8a16 is made of what was read
-    require_room_for_weights(weights_bytes, read_as, device)
-    if config.quantization == "w8a16":
-        weights_bytes = quantised_bytes(weights, stored_dtype)
+    packed = native is None
+    check_packing(weights, packed=packed)
+    read_as = config.quantization if config.quantization == "w4a16" or packed else "none"
+    require_room_for_weights(
+        most_bytes(weights, stored_dtype, config.quantization, packed=packed),
+        stored_dtype if read_as == "none" else read_as,  # native w8a16 is made of what was read
+        device,
+    )
+    weights_bytes = held_bytes(weights, stored_dtype, config.quantization, packed=packed)
     report = progress or (lambda _stage, _done, _total: None)
     return_freed_memory()
     parameters = load_weights(
@@ -212,7 +218,15 @@ def load_executor(
         device=device,
         dtype=getattr(torch, stored_dtype),
         progress=lambda done, total: report("weights", done, total),
+        finish=quantise if packed and config.quantization == "w8a16" else None,
     )
+    if packed:
+        pack_weights(
+            parameters,
+            quantization=config.quantization,
+            vocab_size=tokens.vocab_size,
+            dtype=getattr(torch, dtype),
+        )
 
     capturing = graph_device or (CudaDevice if device.type == "cuda" else None)
 
@@ -226,8 +240,8 @@ def load_executor(
             dtype=getattr(torch, kv_dtype),
             device=device,
         )
-        quantise = config.quantization == "w8a16"
-        build = functools.partial(NativeDecoder, native, quantise=quantise) if native else Decoder
+        in_eight_bits = config.quantization == "w8a16"
+        build = functools.partial(NativeDecoder, native, quantise=in_eight_bits) if native else Decoder
         decoder = build(
             spec, parameters, kv_cache=pool.device, vocab_size=tokens.vocab_size, max_model_len=size.max_model_len
         )
@@ -244,7 +258,7 @@ def load_executor(
             num_host_blocks=size.num_host_blocks,
             block_bytes=size.block_bytes,
             weights_bytes=weights_bytes,
-            kernels=_kernels(native, config.quantization) if native else _form_name(device),
+            kernels=_kernels(native, device, config.quantization),
         )
         graphs = _graphs(decoder, config, size.max_model_len, capturing) if isinstance(decoder, Decoder) else None
         return TorchExecutor(decoder, pool, info, NativeSampling(native) if native else sampling, graphs)
@@ -292,8 +306,11 @@ def _needs_native(config: EngineConfig) -> str | None:
     return "--batch-invariant" if config.batch_invariant else None
 
 
-def _kernels(native: Context, quantization: str) -> str:
-    return f"native ({native.isa})" if quantization == "none" else f"native ({native.isa}, {quantization})"
+def _kernels(native: Context | None, device: torch.device, quantization: str) -> str:
+    """Which kernels run, such as `native (avx512, w8a16)` or `triton`."""
+    details = [*([native.isa] if native else []), *([] if quantization == "none" else [quantization])]
+    name = "native" if native else _form_name(device)
+    return f"{name} ({', '.join(details)})" if details else name
 
 
 def _form_name(device: torch.device) -> str:
@@ -316,7 +333,9 @@ def _graphs(
     layout = Layout(-(-rows // 16) * 16, -(-blocks // 16) * 16)
     words = torch.zeros(layout.size, dtype=torch.int32, device=device)
     try:
-        return DecodeGraphs(decoder, capturing(device), words, layout=layout, block_size=config.block_size)
+        return DecodeGraphs(
+            decoder, capturing(device), words, layout=layout, max_rows=rows, block_size=config.block_size
+        )
     except KernelFailed as error:
         raise DeviceUnavailable(str(error), hint=WITHOUT_KERNELS) from error
 
