@@ -33,6 +33,7 @@ from octavo_runtime.engine.memory import (
 )
 from octavo_runtime.engine.sampler import SamplingForm, sample_tokens, step_result
 from octavo_runtime.engine.threads import set_threads
+from octavo_runtime.engine.warm_up import MAX_SEQUENCES, copy_a_block, warm_up
 from octavo_runtime.errors import DeviceLost, DeviceUnavailable
 from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.plan import (
@@ -64,7 +65,7 @@ __all__ = ["Executor", "Progress", "TorchExecutor", "load_executor"]
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage's name, bytes done and bytes in all."""
+"""Called with the stage's name, what is done and what there is in all: bytes, of the kernels steps."""
 
 
 class Executor(Protocol):
@@ -230,7 +231,7 @@ def load_executor(
 
     capturing = graph_device or (CudaDevice if device.type == "cuda" else None)
 
-    def assemble(size: KVSize) -> TorchExecutor:
+    def assemble(size: KVSize, *, with_graphs: bool = True) -> TorchExecutor:
         pool = KVPool(
             spec,
             num_blocks=size.num_blocks,
@@ -260,14 +261,27 @@ def load_executor(
             weights_bytes=weights_bytes,
             kernels=_kernels(native, device, config.quantization),
         )
-        graphs = _graphs(decoder, config, size.max_model_len, capturing) if isinstance(decoder, Decoder) else None
+        graphs = None
+        if with_graphs and isinstance(decoder, Decoder):
+            graphs = _graphs(decoder, config, size.max_model_len, capturing)
         return TorchExecutor(decoder, pool, info, NativeSampling(native) if native else sampling, graphs)
 
     longest = min(config.scheduler.max_num_batched_tokens, spec.max_position)
+    block_bytes = kv_block_bytes(spec, config, kv_dtype)
+    blocks = -(-longest // config.block_size)
+    compiles = native is None and _form_name(device) == "triton"
+    if compiles:
+        # Before graphs are captured and memory is measured: both find everything compiled.
+        room = max(blocks, MAX_SEQUENCES)
+        warm_up(
+            assemble(KVSize(room, block_bytes, longest, room, 0), with_graphs=False),
+            max_tokens=longest,
+            max_sequences=config.scheduler.max_num_seqs,
+            report=lambda done, total: report("kernels", done, total),
+        )
     activations = 0
     if device.type == "cuda":
-        blocks = -(-longest // config.block_size)
-        trial = KVSize(blocks, kv_block_bytes(spec, config, kv_dtype), longest, blocks, 0)
+        trial = KVSize(blocks, block_bytes, longest, blocks, 0)
         free = free_memory(device)
         executor = assemble(trial)
         captured = free - free_memory(device) - blocks * trial.block_bytes
@@ -275,6 +289,8 @@ def load_executor(
         del executor
     size = size_kv(spec, config, kv_dtype, kv_memory(config, device, activations))
     executor = assemble(size)
+    if compiles:
+        copy_a_block(executor)
     keep_freed_memory()
     kv_bytes, kv_tokens = size.num_blocks * size.block_bytes, size.num_blocks * config.block_size
     report("kv cache", kv_bytes, kv_bytes)
