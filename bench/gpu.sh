@@ -21,6 +21,10 @@ python=${PYTHON:-}
 if [ -z "$python" ]; then
   python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 fi
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "bench/gpu.sh: needs Python 3.11 or later, which $python is not; PYTHON=/path/to/python chooses another" >&2
+  exit 2
+fi
 # What the machine has comes first; what was carried helps out.
 export PYTHONPATH="$PWD:$PWD/runtime:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}"
 if ! "$python" -c 'import msgspec' 2>/dev/null; then

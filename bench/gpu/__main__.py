@@ -20,7 +20,7 @@ from typing import Any
 from bench.gpu.results import read
 from bench.report import report, say
 
-_SECONDS = {"numerics": 150, "kernels": 110, "engine": 110, "host": 60}
+_SECONDS = {"numerics": 150, "kernels": 110, "engine": 110, "quantised": 45, "host": 60}
 """The parts, and the time that each may take on a GPU."""
 _DRY_SECONDS = 300
 

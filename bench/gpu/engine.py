@@ -32,9 +32,11 @@ from octavo_runtime.engine.decode_graphs import CudaDevice, GraphDevice
 from octavo_runtime.engine.executor import Executor, TorchExecutor, load_executor
 from octavo_runtime.engine.loop import EngineCore
 from octavo_runtime.engine.testing import RecordingDevice
+from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.spec import DecoderSpec, read_spec
+from octavo_runtime.loading.weight_map import weight_map
 
-__all__ = ["run_engine", "run_host"]
+__all__ = ["run_engine", "run_host", "run_quantised"]
 
 STREAMS = (1, 8, 64)
 _GREEDY = {"temperature": 0.0, "seed": 0, "ignore_eos": True}
@@ -103,11 +105,19 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """An engine, what it was loaded with, and what its model weighs."""
+    """An engine, and what it was loaded with.
+
+    Attributes:
+        executor: The engine's.
+        config: What it was loaded with.
+        spec: The model, whose head is its embedding.
+        numbers: Its weights, however they are held.
+    """
 
     executor: TorchExecutor
     config: EngineConfig
     spec: DecoderSpec
+    numbers: int
 
     def generate(self, requests: Sequence[Request], executor: Executor | None = None) -> _Answers:
         """All answers to requests that come at once."""
@@ -135,16 +145,17 @@ class _Loaded:
         """Seconds that a step must take: its bytes at the speed of a copy, or its products at that of a large one.
 
         A step reads all weights once, and the KV of each sequence's context; each token costs two operations for each
-        weight of the layers, and each row that samples two for each of the head.
+        weight of the layers, and each row that samples two for each of the head. Of an embedding beside a quantised
+        head it reads next to nothing.
         """
         sequences = step.plan.sequences
         context = sum(each.num_computed + len(each.token_ids) for each in sequences)
         info = self.executor.info
         head = self.spec.vocab_size * self.spec.hidden_size
-        numbers = info.weights_bytes / (4 if info.dtype == "float32" else 2)
+        beside = head * (4 if info.dtype == "float32" else 2) if self.config.quantization == "w8a16" else 0
         rows = sum(1 for each in sequences if each.num_samples)
-        moved = info.weights_bytes + context * info.block_bytes / info.block_size
-        operations = 2 * ((numbers - head) * step.plan.num_tokens + head * rows)
+        moved = info.weights_bytes - beside + context * info.block_bytes / info.block_size
+        operations = 2 * ((self.numbers - head) * step.plan.num_tokens + head * rows)
         return max(moved / machine.bandwidth, operations / machine.peak)
 
 
@@ -192,6 +203,16 @@ def run_engine(machine: Machine, results: Results, folder: Path) -> None:
         for number, (prompt, output) in enumerate(pairs[:3] if machine.dry else pairs)
     ]
     _tell("nano", engine, engine.generate(requests), machine, results)
+
+
+def run_quantised(machine: Machine, results: Results, folder: Path) -> None:
+    """Streams of one length with weights in eight bits."""
+    engine = _load(machine, results, folder, quantization="w8a16")
+    for streams in STREAMS[:1] if machine.dry else STREAMS:
+        requests = _streams(machine, streams)
+        if not machine.dry:
+            engine.generate(requests)
+        _tell(f"w8a16_streams_{streams}", engine, engine.generate(requests), machine, results)
 
 
 def run_host(machine: Machine, results: Results, folder: Path) -> None:
@@ -244,6 +265,8 @@ def _load(
     results: Results,
     folder: Path,
     graph_device: Callable[[torch.device], GraphDevice] | None = None,
+    *,
+    quantization: str = "none",
 ) -> _Loaded:
     model = write_model(folder / "model", dry=machine.dry, device=machine.device)
     if machine.dry and graph_device is None:
@@ -251,6 +274,7 @@ def _load(
     config = EngineConfig(
         str(model),
         device=machine.device.type,
+        quantization=quantization,
         max_model_len=64 if machine.dry else 2048,
         kv_cache_memory=1 << 20 if machine.dry else None,
         scheduler=SchedulerConfig(
@@ -261,9 +285,18 @@ def _load(
     )
     began = time.perf_counter()
     executor = load_executor(config, graph_device=graph_device)
-    results.add({"load_seconds": time.perf_counter() - began, "kv_tokens": executor.info.num_blocks * 16})
-    results.fact("kernels", executor.info.kernels)
-    return _Loaded(executor, config, read_spec(model))
+    info = executor.info
+    suffix = "" if quantization == "none" else f"_{quantization}"
+    results.add(
+        {
+            f"load_seconds{suffix}": time.perf_counter() - began,
+            f"kv_tokens{suffix}": info.num_blocks * info.block_size,
+            f"weights_bytes{suffix}": info.weights_bytes,
+        }
+    )
+    results.fact("kernels", info.kernels)
+    spec = read_spec(model)
+    return _Loaded(executor, config, spec, weight_map(spec, open_checkpoint(model)).num_elements)
 
 
 def _recording(_device: torch.device) -> GraphDevice:

@@ -37,10 +37,10 @@ def main() -> None:
             from bench.gpu import kernels
 
             kernels.run(machine, results)
-        case "engine" | "host":
+        case "engine" | "quantised" | "host":
             from bench.gpu import engine
 
-            run = {"engine": engine.run_engine, "host": engine.run_host}
+            run = {"engine": engine.run_engine, "quantised": engine.run_quantised, "host": engine.run_host}
             run[arguments.name](machine, results, folder)
         case _:
             sys.exit(f"there is no part {arguments.name}")

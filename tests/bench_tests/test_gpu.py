@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,35 @@ def test_main_in_the_interpreter(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert program.main([]) == 2
     assert "TRITON_INTERPRET is set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("python", "why"), [("/nowhere/python", "needs Python 3.11 or later"), ("/bin/false", "needs Python 3.11 or later")]
+)
+def test_script_without_a_python(python: str, why: str) -> None:
+    script = Path(program.__file__).parents[1] / "gpu.sh"
+    ended = subprocess.run(
+        [str(script)], env={"PATH": os.environ["PATH"], "PYTHON": python}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert why in ended.stderr
+    assert python in ended.stderr
+
+
+def test_script_without_a_package(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$*" in *find_spec*triton*) exit 1;; *print*) echo /its/python;; esac\n')
+    python.chmod(0o755)
+    script = Path(program.__file__).parents[1] / "gpu.sh"
+    ended = subprocess.run(
+        [str(script)],
+        env={"PATH": os.environ["PATH"], "PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "/its/python has no triton" in ended.stderr
 
 
 def test_main_unknown_part(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,14 +135,14 @@ class Limits:
 def test_roofline(slow: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", dry=True, device=torch.device("cpu"))
     config = EngineConfig(str(model), device="cpu", kv_cache_memory=1 << 20)
-    loaded = _Loaded(load_executor(config), config, read_spec(model))
+    layer = 64 * 256 + 64 * 128 + 2 * 64 * 64 + 64 * 64 + 2 * 64 + 2 * 64 + 64  # qkv, output, gate and up, down, norms
+    head = 200 * 64
+    loaded = _Loaded(load_executor(config), config, read_spec(model), layer + head)
 
     def sequence(tokens: int, computed: int, samples: int) -> ScheduledSequence:
         return ScheduledSequence("a", 0, (3,) * tokens, computed, (0, 1), samples, 0, SamplingParams(seed=0))
 
     step = _Step(StepPlan((sequence(5, 10, 0), sequence(1, 20, 1))), 0, 0)
-    layer = 64 * 256 + 64 * 128 + 2 * 64 * 64 + 64 * 64 + 2 * 64 + 2 * 64 + 64  # qkv, output, gate and up, down, norms
-    head = 200 * 64
     weights, kv = (layer + head) * 4, 36 * 2 * 64 * 4
     if slow == "memory":
         assert loaded.roofline(step, Limits(100.0, 1e30)) == pytest.approx((weights + kv) / 100)  # type: ignore[arg-type]

@@ -458,7 +458,9 @@ def _gpu_kv_memory(config: EngineConfig, gpu_memory: int, weights: int, activati
     if available < 0:
         raise NotEnoughMemoryForWeights(
             f"the weights take {weights} bytes, and a GPU of {gpu_memory} has {gpu_memory - _CUDA_CONTEXT} for them",
-            hint="Plan for a larger GPU" + (", or use --dtype bfloat16." if config.dtype == "float32" else "."),
+            hint="Plan for a larger GPU"
+            + (", or use --dtype bfloat16" if config.dtype == "float32" else "")
+            + (", or --quantization w8a16." if config.quantization == "none" else "."),
             needed=weights,
             available=gpu_memory - _CUDA_CONTEXT,
         )
