@@ -257,7 +257,9 @@ def run_host(machine: Machine, results: Results, folder: Path) -> None:
 
 
 def _decodes(step: _Step) -> bool:
-    return all(len(each.token_ids) == 1 for each in step.plan.sequences)
+    """Whether it is a graph's step."""
+    sequences = step.plan.sequences
+    return bool(sequences) and all(len(each.token_ids) == each.num_samples == 1 for each in sequences)
 
 
 def _load(

@@ -151,7 +151,8 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
     activations = None if gpu_memory is None else activation_bytes(spec, config, dtype)
     memory = config.kv_cache_memory
     if gpu_memory is not None and activations is not None:
-        memory = _gpu_kv_memory(config, gpu_memory, held, activations)
+        most = most_bytes(weights, dtype, config.quantization, packed=packed)
+        memory = _gpu_kv_memory(config, gpu_memory, held, most, activations)
     elif memory is None and device == "cpu":
         memory = DEFAULT_CPU_KV_MEMORY
     size = None if memory is None else size_kv(spec, config, kv_dtype, memory)
@@ -452,19 +453,30 @@ def _num_host_blocks(config: EngineConfig, block_bytes: int) -> int:
     return config.swap_space // block_bytes
 
 
-def _gpu_kv_memory(config: EngineConfig, gpu_memory: int, weights: int, activations: int) -> int:
-    """Bytes that a GPU has for the KV cache, as `engine.memory` finds them on one that is there."""
-    available = gpu_memory - _CUDA_CONTEXT - weights
-    if available < 0:
+def _gpu_kv_memory(config: EngineConfig, gpu_memory: int, held: int, most: int, activations: int) -> int:
+    """Bytes that a GPU has for the KV cache, as `engine.memory` finds them on one that is there.
+
+    Args:
+        config: How it would be served.
+        gpu_memory: Bytes of the GPU.
+        held: Bytes of the weights once loaded.
+        most: Bytes of them while they are loaded.
+        activations: Bytes of the largest step beside weights and KV cache.
+
+    Raises:
+        NotEnoughMemoryForWeights, NotEnoughMemoryForKV: See `plan_model`.
+    """
+    available = gpu_memory - _CUDA_CONTEXT
+    if most > available:
         raise NotEnoughMemoryForWeights(
-            f"the weights take {weights} bytes, and a GPU of {gpu_memory} has {gpu_memory - _CUDA_CONTEXT} for them",
+            f"the weights take {most} bytes while they are loaded, and a GPU of {gpu_memory} has {available} for them",
             hint="Plan for a larger GPU"
             + (", or use --dtype bfloat16" if config.dtype == "float32" else "")
             + (", or --quantization w8a16." if config.quantization == "none" else "."),
-            needed=weights,
-            available=gpu_memory - _CUDA_CONTEXT,
+            needed=most,
+            available=available,
         )
-    available -= activations
+    available -= held + activations
     if config.kv_cache_memory is None:
         return max(0, available - int(gpu_memory * (1 - config.gpu_memory_utilization)))
     if config.kv_cache_memory > available:

@@ -180,6 +180,18 @@ def test_plan_model_for_a_gpu_that_is_too_small(model: Path) -> None:
     assert plan_model(model, fits, gpu_memory=1 << 30).num_blocks
 
 
+def test_plan_model_for_a_gpu_that_is_too_small_while_loading(model: Path) -> None:
+    quantised = config(model, device="cuda", quantization="w8a16")
+    held = plan_model(model, quantised).weights_bytes
+    largest = 10 * 2 * 8 * 2  # gate and up, before they are rounded
+    assert plan_model(model, quantised, gpu_memory=1 << 30).weights_bytes == held
+    with pytest.raises(NotEnoughMemoryForWeights, match=f"take {held + largest} bytes while they are loaded") as raised:
+        plan_model(model, quantised, gpu_memory=(1 << 29) + held + largest - 1)
+    assert "quantization" not in raised.value.hint
+    with pytest.raises(NotEnoughMemoryForKV):
+        plan_model(model, quantised, gpu_memory=(1 << 29) + held + largest)
+
+
 def test_plan_model_gpu_memory_on_a_cpu(model: Path) -> None:
     with pytest.raises(BadFlags, match="--gpu-memory plans for a GPU, and --device is cpu"):
         plan_model(model, config(model), gpu_memory=1 << 30)
