@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, form
 from octavo_kernels.linear.reference import dequantised, from_groups, quantised
+from octavo_kernels.paged_attention import gpu_configurations
 from octavo_kernels.testing import assert_close
 from octavo_runtime.domain import EngineConfig, Request, SamplingParams, ScheduledSequence, SchedulerConfig, StepPlan
 from octavo_runtime.engine import executor as executor_module
@@ -108,8 +109,11 @@ def in_groups(tensors: Tensors, eight_bits: tuple[str, ...]) -> tuple[Tensors, T
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TorchExecutor]]:
-    """Loads a directory on a form of the kernels; nothing is measured, which takes the interpreter long."""
+    """Loads a directory on a form of the kernels. What takes the interpreter long and shows nothing here is left out:
+    first steps, and the pieces of a context, most of which are empty."""
     monkeypatch.setattr(executor_module, "prefill_seconds_per_token", lambda *_: 0.0)
+    monkeypatch.setattr(executor_module, "warm_up", lambda *_, **__: None)
+    monkeypatch.setattr(gpu_configurations, "_MAX_SPLITS", 4)
 
     def load(folder: Path, kernels: str, *, graphs: bool = False, **settings: Any) -> TorchExecutor:
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, kernels)

@@ -263,8 +263,8 @@ def most_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: boo
     held = held_bytes(weights, dtype, quantization, packed=packed)
     if quantization == "w8a16":
         return held + max(map(math.prod, _linear_shapes(weights))) * _ITEM_BYTES[dtype]
-    # The parts of a weight in groups are packed when all is read.
-    largest = max(math.prod(weights.shapes[name]) * 2 for name in weights.fixed if name.endswith(".qweight"))
+    # Groups are packed when all is read; of four bits each has a byte meanwhile, twice while they are put together.
+    largest = max(math.prod(weights.shapes[name]) * 4 for name in weights.fixed if name.endswith(".qweight"))
     return max(read, held) + largest
 
 

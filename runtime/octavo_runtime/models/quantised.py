@@ -17,7 +17,7 @@ from octavo_kernels.linear.reference import from_groups, quantised
 
 __all__ = ["pack_weights", "quantise"]
 
-_ROWS_AT_ONCE = 4096  # in float32 beside the weight, while it is quantised or widened
+_ROWS_AT_ONCE = 1024  # in float32 beside the weight, while it is quantised or widened
 
 
 def quantise(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
