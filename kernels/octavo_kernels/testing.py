@@ -8,7 +8,7 @@ import torch
 
 from octavo_kernels.paged_attention.rows import LARGEST, head_dim_of, row_width, stored
 
-__all__ = ["TOLERANCES", "Guards", "assert_close", "paged_pool", "scales_behind_blocks"]
+__all__ = ["TOLERANCES", "Guards", "assert_close", "paged_pool", "relative_error", "scales_behind_blocks"]
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Largest RMS of the error, as a share of the RMS of the truth, for each dtype."""
@@ -22,16 +22,21 @@ def assert_close(got: torch.Tensor, truth: torch.Tensor, ratio: float | None = N
         truth: What it should be.
         ratio: Largest error; the dtype's of TOLERANCES when None.
     """
+    error = relative_error(got, truth)
+    allowed = TOLERANCES[got.dtype] if ratio is None else ratio
+    assert error <= allowed, f"the error's RMS is {error:.3g} of the truth's; allowed is {allowed:.3g}"
+
+
+def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:
+    """RMS of the error by that of the truth; shape, type or a number that is not finite fails first."""
     assert got.shape == truth.shape, f"shape {tuple(got.shape)}, not {tuple(truth.shape)}"
     assert got.dtype == truth.dtype, f"dtype {got.dtype}, not {truth.dtype}"
     missing = int((~got.isfinite()).sum())
     assert not missing, f"{missing} of {got.numel()} numbers are not finite"
     if got.numel() == 0:
-        return
+        return 0.0
     error = float((got.double() - truth.double()).square().mean().sqrt())
-    scale = float(truth.double().square().mean().sqrt())
-    allowed = (TOLERANCES[got.dtype] if ratio is None else ratio) * max(scale, 1e-6)
-    assert error <= allowed, f"RMS error {error:.3g} of RMS {scale:.3g}; allowed is {allowed:.3g}"
+    return error / max(float(truth.double().square().mean().sqrt()), 1e-6)
 
 
 def paged_pool(

@@ -42,7 +42,7 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     section="Model",
     type=click.Choice(["none", "w8a16", "w4a16"]),
     default="none",
-    help="Of weights, as octavo serve takes it; on a CPU alone. none: as stored.",
+    help="Of weights, as octavo serve takes it. none: as stored.",
 )
 @click.option(
     "--max-model-len",

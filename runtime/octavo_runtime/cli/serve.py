@@ -46,9 +46,9 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     "--quantization",
     type=click.Choice(["none", "w8a16", "w4a16"]),
     default="none",
-    help="Of weights. none: as stored. w8a16: rounded to eight bits while they are loaded, and activations to sixteen, on "
-    "a CPU alone: half the memory of bfloat16 and faster, with answers that differ a little. w4a16: groups of four bits, "
-    "on a CPU alone, from a directory that `octavo convert --quantization keep` made, where none means the same.",
+    help="Of weights. none: as stored. w8a16: rounded to eight bits while they are loaded, and activations to sixteen: "
+    "half the memory of bfloat16 and faster, with answers that differ a little. w4a16: groups of four bits, "
+    "from a directory that `octavo convert --quantization keep` made, where none means the same.",
 )
 @_model(
     "--max-model-len", type=AutoInt(), default="auto", help="Longest prompt plus answer in tokens. auto: what fits."

@@ -19,7 +19,7 @@ from octavo_kernels.native import Context, without_amx
 from octavo_kernels.sampling.native import NativeSampling
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
-from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs
+from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs, GraphDevice
 from octavo_runtime.engine.decode_table import Layout
 from octavo_runtime.engine.gpu import WITHOUT_KERNELS, require_kernels
 from octavo_runtime.engine.kv_cache import KVPool
@@ -33,6 +33,7 @@ from octavo_runtime.engine.memory import (
 )
 from octavo_runtime.engine.sampler import SamplingForm, sample_tokens, step_result
 from octavo_runtime.engine.threads import set_threads
+from octavo_runtime.engine.warm_up import MAX_SEQUENCES, copy_a_block, warm_up
 from octavo_runtime.errors import DeviceLost, DeviceUnavailable
 from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.plan import (
@@ -40,15 +41,16 @@ from octavo_runtime.loading.plan import (
     KVSize,
     check_batch_invariant,
     check_growth,
+    check_packing,
+    held_bytes,
     kv_block_bytes,
-    quantised_bytes,
+    most_bytes,
     resolve_device,
     resolve_dtype,
     resolve_kv_dtype,
     resolve_quantization,
     size_kv,
     storage_dtype,
-    weight_bytes,
 )
 from octavo_runtime.loading.spec import read_spec
 from octavo_runtime.loading.token_ids import read_token_ids
@@ -56,13 +58,14 @@ from octavo_runtime.loading.weight_map import weight_map
 from octavo_runtime.loading.weights import load_weights
 from octavo_runtime.models.decoder import Decoder
 from octavo_runtime.models.native_decoder import NativeDecoder, open_native
+from octavo_runtime.models.quantised import pack_weights, quantise
 
 __all__ = ["Executor", "Progress", "TorchExecutor", "load_executor"]
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage's name, bytes done and bytes in all."""
+"""Called with the stage's name, what is done and what there is in all: bytes, of the kernels steps."""
 
 
 class Executor(Protocol):
@@ -108,6 +111,10 @@ class TorchExecutor:
         self._graphs = graphs
         self._sampled: dict[int, int] = {}  # by the last step: sequence number -> token
         self._thread: int | None = None
+
+    def without_graphs(self) -> TorchExecutor:
+        """The same model on the same KV cache, each step kernel by kernel. One of the two runs at a time."""
+        return TorchExecutor(self._decoder, self._pool, self.info, self._sampling)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -155,8 +162,18 @@ def _sampled(plan: StepPlan, result: StepResult) -> dict[int, int]:
     return tokens
 
 
-def load_executor(config: EngineConfig, progress: Progress | None = None) -> TorchExecutor:
+def load_executor(
+    config: EngineConfig,
+    progress: Progress | None = None,
+    graph_device: Callable[[torch.device], GraphDevice] | None = None,
+) -> TorchExecutor:
     """Loads a model directory: checks everything that files tell, then reads the weights, then takes the KV cache.
+
+    Args:
+        config: What to load, and how.
+        progress: Told how far it is.
+        graph_device: Makes what captures and replays decode steps, where the kernels are in Triton; None: `CudaDevice`
+            on a GPU, nothing on a CPU.
 
     Raises:
         ModelNotFound, UnsupportedModel, BadWeights: The directory is at fault; the message names the file.
@@ -185,11 +202,15 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         size_kv(spec, config, kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)
     native = open_native(spec, set_threads(), _needs_native(config)) if device.type == "cpu" else None
     stored_dtype = storage_dtype(dtype, stored) if native else dtype
-    weights_bytes = weight_bytes(weights, stored_dtype)
-    read_as = config.quantization if config.quantization == "w4a16" else stored_dtype  # w8a16 is made of what was read
-    require_room_for_weights(weights_bytes, read_as, device)
-    if config.quantization == "w8a16":
-        weights_bytes = quantised_bytes(weights, stored_dtype)
+    packed = native is None
+    check_packing(weights, packed=packed)
+    read_as = config.quantization if config.quantization == "w4a16" or packed else "none"
+    require_room_for_weights(
+        most_bytes(weights, stored_dtype, config.quantization, packed=packed),
+        stored_dtype if read_as == "none" else read_as,  # native w8a16 is made of what was read
+        device,
+    )
+    weights_bytes = held_bytes(weights, stored_dtype, config.quantization, packed=packed)
     report = progress or (lambda _stage, _done, _total: None)
     return_freed_memory()
     parameters = load_weights(
@@ -198,9 +219,19 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         device=device,
         dtype=getattr(torch, stored_dtype),
         progress=lambda done, total: report("weights", done, total),
+        finish=quantise if packed and config.quantization == "w8a16" else None,
     )
+    if packed:
+        pack_weights(
+            parameters,
+            quantization=config.quantization,
+            vocab_size=tokens.vocab_size,
+            dtype=getattr(torch, dtype),
+        )
 
-    def assemble(size: KVSize) -> TorchExecutor:
+    capturing = graph_device or (CudaDevice if device.type == "cuda" else None)
+
+    def assemble(size: KVSize, *, with_graphs: bool = True) -> TorchExecutor:
         pool = KVPool(
             spec,
             num_blocks=size.num_blocks,
@@ -210,8 +241,8 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
             dtype=torch.float8_e4m3fn if kv_dtype == "fp8" else getattr(torch, kv_dtype),
             device=device,
         )
-        quantise = config.quantization == "w8a16"
-        build = functools.partial(NativeDecoder, native, quantise=quantise) if native else Decoder
+        in_eight_bits = config.quantization == "w8a16"
+        build = functools.partial(NativeDecoder, native, quantise=in_eight_bits) if native else Decoder
         decoder = build(
             spec, parameters, kv_cache=pool.device, vocab_size=tokens.vocab_size, max_model_len=size.max_model_len
         )
@@ -228,16 +259,29 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
             num_host_blocks=size.num_host_blocks,
             block_bytes=size.block_bytes,
             weights_bytes=weights_bytes,
-            kernels=_kernels(native, config.quantization) if native else _form_name(device),
+            kernels=_kernels(native, device, config.quantization),
         )
-        graphs = _graphs(decoder, config, size.max_model_len) if isinstance(decoder, Decoder) else None
+        graphs = None
+        if with_graphs and isinstance(decoder, Decoder):
+            graphs = _graphs(decoder, config, size.max_model_len, capturing)
         return TorchExecutor(decoder, pool, info, NativeSampling(native) if native else sampling, graphs)
 
     longest = min(config.scheduler.max_num_batched_tokens, spec.max_position)
+    block_bytes = kv_block_bytes(spec, config, kv_dtype)
+    blocks = -(-longest // config.block_size)
+    compiles = native is None and _form_name(device) == "triton"
+    if compiles:
+        # Before graphs are captured and memory is measured: both find everything compiled.
+        room = max(blocks, MAX_SEQUENCES)
+        warm_up(
+            assemble(KVSize(room, block_bytes, longest, room, 0), with_graphs=False),
+            max_tokens=longest,
+            max_sequences=config.scheduler.max_num_seqs,
+            report=lambda done, total: report("kernels", done, total),
+        )
     activations = 0
     if device.type == "cuda":
-        blocks = -(-longest // config.block_size)
-        trial = KVSize(blocks, kv_block_bytes(spec, config, kv_dtype), longest, blocks, 0)
+        trial = KVSize(blocks, block_bytes, longest, blocks, 0)
         free = free_memory(device)
         executor = assemble(trial)
         captured = free - free_memory(device) - blocks * trial.block_bytes
@@ -245,6 +289,8 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Tor
         del executor
     size = size_kv(spec, config, kv_dtype, kv_memory(config, device, activations))
     executor = assemble(size)
+    if compiles:
+        copy_a_block(executor)
     keep_freed_memory()
     kv_bytes, kv_tokens = size.num_blocks * size.block_bytes, size.num_blocks * config.block_size
     report("kv cache", kv_bytes, kv_bytes)
@@ -278,9 +324,12 @@ def _needs_native(config: EngineConfig) -> str | None:
     return "--batch-invariant" if config.batch_invariant else None
 
 
-def _kernels(native: Context, quantization: str) -> str:
-    isa = f"{native.isa}, no AMX: {why}" if (why := without_amx()) else native.isa
-    return f"native ({isa})" if quantization == "none" else f"native ({isa}, {quantization})"
+def _kernels(native: Context | None, device: torch.device, quantization: str) -> str:
+    """Which kernels run, such as `native (avx512, w8a16)` or `triton`."""
+    isa = [f"{native.isa}, no AMX: {why}" if (why := without_amx()) else native.isa] if native else []
+    details = [*isa, *([] if quantization == "none" else [quantization])]
+    name = "native" if native else _form_name(device)
+    return f"{name} ({', '.join(details)})" if details else name
 
 
 def _form_name(device: torch.device) -> str:
@@ -288,17 +337,24 @@ def _form_name(device: torch.device) -> str:
 
 
 @torch.inference_mode()
-def _graphs(decoder: Decoder, config: EngineConfig, max_model_len: int) -> DecodeGraphs | None:
+def _graphs(
+    decoder: Decoder,
+    config: EngineConfig,
+    max_model_len: int,
+    capturing: Callable[[torch.device], GraphDevice] | None,
+) -> DecodeGraphs | None:
     """The decoder's graphs, where its kernels never wait for the device."""
     device = torch.device(config.device)
-    if device.type != "cuda" or _form_name(device) != "triton":
+    if capturing is None or _form_name(device) != "triton":
         return None
     # Multiples of 16: every column and block table begins as kernels are compiled for.
     rows, blocks = config.scheduler.max_num_seqs, -(-max_model_len // config.block_size)
     layout = Layout(-(-rows // 16) * 16, -(-blocks // 16) * 16)
     words = torch.zeros(layout.size, dtype=torch.int32, device=device)
     try:
-        return DecodeGraphs(decoder, CudaDevice(device), words, layout=layout, block_size=config.block_size)
+        return DecodeGraphs(
+            decoder, capturing(device), words, layout=layout, max_rows=rows, block_size=config.block_size
+        )
     except KernelFailed as error:
         raise DeviceUnavailable(str(error), hint=WITHOUT_KERNELS) from error
 

@@ -33,8 +33,9 @@ def require_room_for_weights(needed: int, dtype: str, device: torch.device) -> N
     if needed > available:
         raise NotEnoughMemoryForWeights(
             f"the weights take {needed} bytes in {dtype}, and {available} are available on {device.type}",
-            hint="Give the container more memory"
-            + (", or use --dtype bfloat16, which halves them." if dtype == "float32" else "."),
+            hint=("Use a larger GPU" if device.type == "cuda" else "Give the container more memory")
+            + (", or use --dtype bfloat16, which halves them" if dtype == "float32" else "")
+            + (", or --quantization w8a16." if device.type == "cuda" and dtype in {"float16", "bfloat16"} else "."),
             needed=needed,
             available=available,
         )

@@ -7,7 +7,8 @@ kernel takes back when it must.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -30,8 +31,9 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     progress: Callable[[int, int], None] | None = None,
+    finish: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Allocates the parameters and fills them.
+    """Allocates the parameters and fills them, each when its first part is read.
 
     Args:
         checkpoint: Name to entry, from `open_checkpoint`.
@@ -39,6 +41,7 @@ def load_weights(
         device: Of the parameters.
         dtype: Of the parameters, but for weights in groups.
         progress: Called with bytes read and bytes in all.
+        finish: Called with each parameter's name and itself once it is whole; what it returns takes its place.
 
     Returns:
         Parameter name to tensor; "head" is the embedding itself when they are tied. One in groups has parts instead,
@@ -47,10 +50,8 @@ def load_weights(
     Raises:
         BadWeights: A file could not be read.
     """
-    parameters = {
-        name: torch.empty(shape, dtype=_FIXED[weights.fixed[name]] if name in weights.fixed else dtype, device=device)
-        for name, shape in weights.shapes.items()
-    }
+    parameters: dict[str, torch.Tensor] = {}
+    missing = Counter(slot.target for slot in weights.slots)
     by_file: dict[Path, list[Slot]] = {}
     for slot in weights.slots:
         by_file.setdefault(checkpoint[slot.source].file, []).append(slot)
@@ -60,8 +61,15 @@ def load_weights(
         try:
             with safe_open(path, framework="pt") as file:
                 for slot in slots:
-                    rows = parameters[slot.target][slot.first_row : slot.first_row + slot.shape[0]]
+                    name = slot.target
+                    if name not in parameters:
+                        own = _FIXED[weights.fixed[name]] if name in weights.fixed else dtype
+                        parameters[name] = torch.empty(weights.shapes[name], dtype=own, device=device)
+                    rows = parameters[name][slot.first_row : slot.first_row + slot.shape[0]]
                     rows.copy_(file.get_tensor(slot.source))
+                    missing[name] -= 1
+                    if finish and not missing[name]:
+                        parameters |= finish(name, parameters.pop(name))
                     done += sizes[slot.source]
                     if progress:
                         progress(done, total)
@@ -71,7 +79,9 @@ def load_weights(
         parameters |= {
             name.replace("embedding", "head"): parameters[name] for name in weights.shapes if "embed" in name
         }
-    elif {"head", "embedding"} <= parameters.keys() and torch.equal(parameters["head"], parameters["embedding"]):
+    elif {"head", "embedding"} <= parameters.keys():
+        head, embedding = parameters["head"], parameters["embedding"]
         # Some tied checkpoints store the embedding twice.
-        parameters["head"] = parameters["embedding"]
+        if head.dtype == embedding.dtype and torch.equal(head, embedding):
+            parameters["head"] = embedding
     return parameters

@@ -59,7 +59,12 @@ def replaying(plain: TorchExecutor, device: RecordingDevice) -> TorchExecutor:
     plain._pool.device.fill_(torch.nan)
     with torch.inference_mode():
         graphs = DecodeGraphs(
-            decoder, device, torch.zeros(layout.size, dtype=torch.int32), layout=layout, block_size=info.block_size
+            decoder,
+            device,
+            torch.zeros(layout.size, dtype=torch.int32),
+            layout=layout,
+            max_rows=ROWS,
+            block_size=info.block_size,
         )
     assert plain._pool.device.isnan().all(), "rows of nobody have KV"
     return TorchExecutor(decoder, plain._pool, info, graphs=graphs)

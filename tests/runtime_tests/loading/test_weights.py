@@ -114,6 +114,25 @@ def test_load_weights_progress(tmp_path: Path) -> None:
     assert seen == sorted(seen)
 
 
+def test_load_weights_finishes_each_when_it_is_whole(tmp_path: Path) -> None:
+    save_file(checkpoint(), tmp_path / "model.safetensors")
+    entries = open_checkpoint(tmp_path)
+    weights = weight_map(SPEC, entries)
+    truth = load_weights(entries, weights, device=torch.device("cpu"), dtype=torch.float32)
+    finished: list[str] = []
+
+    def finish(name: str, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        assert torch.equal(parameter, truth[name]), f"{name} is not whole"
+        finished.append(name)
+        return {name: parameter + 1, f"{name}.copy": parameter}
+
+    got = load_weights(entries, weights, device=torch.device("cpu"), dtype=torch.float32, finish=finish)
+    assert sorted(finished) == sorted(weights.shapes)
+    for name in weights.shapes:
+        assert torch.equal(got[name], truth[name] + 1)
+        assert torch.equal(got[f"{name}.copy"], truth[name])
+
+
 def test_weight_map_untied_by_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tensors = checkpoint(tied=False)
     with caplog.at_level(logging.WARNING):
