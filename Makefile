@@ -57,9 +57,10 @@ cluster-down: .venv/stamp ## remove the one-node cluster; PURGE=1 with the image
 	$(CLUSTER) down $(if $(PURGE),--purge)
 
 .PHONY: test stories
-test: .venv/stamp ## everything: check, the GPU kernels as machine code, the stories on the real cluster; what CI runs
+test: .venv/stamp ## everything: check, the GPU kernels as machine code and in a dry run, the stories on the real cluster; what CI runs
 	$(MAKE) --no-print-directory check
 	$(MAKE) --no-print-directory bench-kernels
+	$(MAKE) --no-print-directory bench-gpu DRY=1
 	$(MAKE) --no-print-directory stories
 
 stories: .venv/stamp ## the end-to-end stories on the one-node cluster, which is started when it is not up
@@ -71,6 +72,10 @@ stories: .venv/stamp ## the end-to-end stories on the one-node cluster, which is
 bench-kernels: .venv/stamp ## compile the GPU kernels (no GPU needed) and compare with the committed table; UPDATE=1 rewrites it
 	@$(PY) -m bench.kernels $(if $(UPDATE),--update) $(if $(ONLY),--only '$(ONLY)')
 
+.PHONY: bench-gpu
+bench-gpu: .venv/stamp ## kernels and engine on a GPU, in eight minutes; PARTS='A B' some parts, DRY=1 tiny shapes on the CPU
+	@bench/gpu.sh $(PARTS) $(if $(DRY),--dry-run)
+
 .PHONY: bench-serving bench-peers bench-quality bench-paging bench-scheduling bench-core bench-autoscaling bench-scraping bench-operator bench-neighbours
 bench-serving: .venv/stamp ## our engine's speed, offline and over HTTP, beside this machine's limits; PROFILE=1 tells where it goes
 	@$(PY) -m bench.serving $(if $(PROFILE),--profile)
@@ -81,7 +86,7 @@ bench-peers: .venv/stamp ## Octavo, vLLM and llama.cpp in turns on two cores; in
 bench-neighbours: .venv/stamp ## what a busy neighbour costs an engine, and two engines each other
 	@$(PY) -m bench.neighbours
 
-bench-quality: .venv/stamp ## what quantised weights cost in perplexity and agreement, and save in bytes
+bench-quality: .venv/stamp ## what quantised weights and KV cost in perplexity and agreement, and save in bytes
 	@$(PY) -m bench.quality
 
 bench-paging: .venv/stamp ## memory that holds tokens, requests at once, blocks shared: beside reservation and the paper's figures

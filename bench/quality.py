@@ -1,8 +1,8 @@
-"""What do quantised weights cost in quality? `make bench-quality`.
+"""What do quantised weights and a quantised KV cache cost in quality? `make bench-quality`.
 
 A model reads this repository's licence and its decision records in windows of 512 tokens: once with its weights as they
-are stored, once rounded to eight bits, and once in the four bits of the GGUF file that it comes as. At each token both
-say what comes next. Perplexity is over the token that does come (teacher-forced); greedy agreement is how often both
+are stored, once rounded to eight bits, once in the four bits of the GGUF file that it comes as, and once with the stored
+weights and an int8 KV cache instead of one in float32. At each token two of them say what comes next. Perplexity is over the token that does come (teacher-forced); greedy agreement is how often both
 would have picked the same.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer
 
 from bench.report import report, say
 from bench.serving import find_model
-from octavo_runtime.domain import EngineConfig, SamplingParams, ScheduledSequence, StepPlan
+from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, ScheduledSequence, StepPlan
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.executor import load_executor
 from octavo_runtime.engine.native_executor import NativeExecutor
@@ -40,19 +41,25 @@ def main() -> None:
         "licence": _windows(model, [_REPOSITORY / "LICENSE"]),
         "records": _windows(model, sorted((_REPOSITORY / "docs" / "adr").glob("0*.md"))),
     }
-    stored, stored_bytes, _ = _read(model, "none", texts)
+    stored, stored_info = _read(EngineConfig(str(model)), texts)
+    configs = {"w8a16": EngineConfig(str(model), quantization="w8a16")}
+    if not asked:  # this directory holds the four bits of the GGUF file that both come from
+        configs["w4a16"] = EngineConfig(str(find_model(keep=True)), quantization="w4a16")
+    configs["int8_kv"] = EngineConfig(str(model), kv_cache_dtype="int8")
     figures: dict[str, float] = {}
-    # The other directory holds the four bits of the GGUF file that both come from.
-    for mode, directory in ({"w8a16": model} | ({} if asked else {"w4a16": find_model(keep=True)})).items():
-        quantised, quantised_bytes, kernels = _read(directory, mode, texts)
-        figures[f"{mode}_bytes_saved"] = 1 - quantised_bytes / stored_bytes
+    for mode, config in configs.items():
+        quantised, info = _read(config, texts)
+        if mode == "int8_kv":
+            figures["int8_kv_bytes_saved"] = 1 - info.block_bytes / stored_info.block_bytes
+        else:
+            figures[f"{mode}_bytes_saved"] = 1 - info.weights_bytes / stored_info.weights_bytes
         figures |= _compared("", mode, stored, quantised)
         first = 0
         for name, windows in texts.items():
             part = slice(first, first + len(windows) * (_WINDOW - 1))
             figures |= _compared(f"{name}_", mode, stored[part], quantised[part])
             first = part.stop
-    report("quality", figures, _LIMITS, model=model.name, kernels=kernels)
+    report("quality", figures, _LIMITS, model=model.name, kernels=stored_info.kernels)
 
 
 def _windows(model: Path, files: list[Path]) -> list[list[int]]:
@@ -62,14 +69,13 @@ def _windows(model: Path, files: list[Path]) -> list[list[int]]:
     return [tokens[number * _WINDOW : (number + 1) * _WINDOW] for number in range(count)]
 
 
-def _read(model: Path, quantization: str, texts: dict[str, list[list[int]]]) -> tuple[torch.Tensor, int, str]:
-    """What is said of all texts, one after the other, the bytes of the weights, and the kernels."""
-    say(f"{model.name}, {quantization}")
-    config = EngineConfig(str(model), device="cpu", quantization=quantization, block_size=_BLOCK_SIZE)
-    executor = load_executor(config)
+def _read(config: EngineConfig, texts: dict[str, list[list[int]]]) -> tuple[torch.Tensor, EngineInfo]:
+    """What is said of all texts, one after the other, and what the engine is."""
+    executor = load_executor(replace(config, device="cpu", block_size=_BLOCK_SIZE))
     assert isinstance(executor, NativeExecutor)
-    said = torch.cat([_said(executor, window) for windows in texts.values() for window in windows])
-    return said, executor.info.weights_bytes, executor.info.kernels
+    info = executor.info
+    say(f"{Path(config.model).name}, {info.kernels}, KV cache in {info.kv_cache_dtype}")
+    return torch.cat([_said(executor, window) for windows in texts.values() for window in windows]), info
 
 
 @torch.inference_mode()

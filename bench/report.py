@@ -32,13 +32,21 @@ def percentiles(name: str, values: list[float]) -> dict[str, float]:
     }
 
 
-def report(bench: str, figures: Mapping[str, float], limits: Mapping[str, float], **more: object) -> None:
+def report(
+    bench: str,
+    figures: Mapping[str, float],
+    limits: Mapping[str, float],
+    *,
+    folder: Path | None = None,
+    **more: object,
+) -> None:
     """Writes the result and prints it.
 
     Args:
         bench: The benchmark's name.
         figures: What was measured.
         limits: What the hardware allows, under the same names where there is one.
+        folder: Where the file goes; None: bench/results.
         more: Further keys of the object.
     """
     result = {
@@ -50,8 +58,9 @@ def report(bench: str, figures: Mapping[str, float], limits: Mapping[str, float]
         "commit": _commit(),
         **more,
     }
-    _RESULTS.mkdir(exist_ok=True)
-    (_RESULTS / f"{bench}.json").write_text(json.dumps(result, indent=2) + "\n")
+    folder = folder or _RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{bench}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result), flush=True)
 
 
@@ -82,7 +91,10 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    ended = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, check=False
-    )
+    try:
+        ended = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:  # no git
+        return "unknown"
     return ended.stdout.strip() or "unknown"

@@ -1,7 +1,8 @@
 """Chooses the form of an operation: the plain `reference`, or one made for the device.
 
 The environment variable OCTAVO_KERNELS (reference, cpu, native or triton) forces a form, for tests and to find a faulty
-kernel. A form that is forced and cannot run there is an error, never another form in silence.
+kernel. A form that is forced and cannot run there is an error, never another form in silence. `triton` runs on a CPU
+only when it is forced and in Triton's interpreter (TRITON_INTERPRET=1), which is for tests.
 
 `native` is the form of a decoder's whole step (decoder_step), which whoever builds a decoder chooses. Operations that
 are called one by one, such as sampling, have the form `cpu` then.
@@ -20,7 +21,9 @@ __all__ = ["ENVIRONMENT_VARIABLE", "KernelFailed", "forced_form", "form"]
 ENVIRONMENT_VARIABLE = "OCTAVO_KERNELS"
 
 # Device type to the forms that run there, best first.
-_FORMS = {"cpu": ("native", "cpu", "reference"), "cuda": ("triton", "reference")}
+_FORMS: dict[str, tuple[str, ...]] = {"cpu": ("native", "cpu", "reference"), "cuda": ("triton", "reference")}
+if os.environ.get("TRITON_INTERPRET") == "1":
+    _FORMS["cpu"] += ("triton",)
 
 
 class KernelFailed(RuntimeError):

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["TOLERANCES", "Guards", "assert_close", "paged_pool"]
+from octavo_kernels.paged_attention.rows import has_scales, head_dim_of, row_width, stored
+
+__all__ = ["TOLERANCES", "Guards", "assert_close", "paged_pool", "relative_error", "scales_behind_blocks"]
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Largest RMS of the error, as a share of the RMS of the truth, for each dtype."""
@@ -20,16 +22,21 @@ def assert_close(got: torch.Tensor, truth: torch.Tensor, ratio: float | None = N
         truth: What it should be.
         ratio: Largest error; the dtype's of TOLERANCES when None.
     """
+    error = relative_error(got, truth)
+    allowed = TOLERANCES[got.dtype] if ratio is None else ratio
+    assert error <= allowed, f"the error's RMS is {error:.3g} of the truth's; allowed is {allowed:.3g}"
+
+
+def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:
+    """RMS of the error by that of the truth; shape, type or a number that is not finite fails first."""
     assert got.shape == truth.shape, f"shape {tuple(got.shape)}, not {tuple(truth.shape)}"
     assert got.dtype == truth.dtype, f"dtype {got.dtype}, not {truth.dtype}"
     missing = int((~got.isfinite()).sum())
     assert not missing, f"{missing} of {got.numel()} numbers are not finite"
     if got.numel() == 0:
-        return
+        return 0.0
     error = float((got.double() - truth.double()).square().mean().sqrt())
-    scale = float(truth.double().square().mean().sqrt())
-    allowed = (TOLERANCES[got.dtype] if ratio is None else ratio) * max(scale, 1e-6)
-    assert error <= allowed, f"RMS error {error:.3g} of RMS {scale:.3g}; allowed is {allowed:.3g}"
+    return error / max(float(truth.double().square().mean().sqrt()), 1e-6)
 
 
 def paged_pool(
@@ -44,13 +51,19 @@ def paged_pool(
     """A pool in which sequences of these lengths lie in blocks of random order; every other slot holds NaN.
 
     Returns:
-        Keys and values, [blocks, block size, kv heads, head_dim] each, and the block tables.
+        Keys and values, [blocks, block size, kv heads, row] each (paged_attention/rows.py), and the block tables.
     """
     counts = [-(-length // block_size) for length in context_lens]
     spare = 3
     order = torch.randperm(sum(counts) + spare, generator=generator).tolist()
+    row = row_width(head_dim, dtype)
+    shape = (len(order), block_size, kv_heads, row)
+    # Four bytes of -1 are a scale of NaN, and one is NaN in fp8.
     pools = [
-        torch.full((len(order), block_size, kv_heads, head_dim), torch.nan, dtype=dtype) for _ in ("keys", "values")
+        torch.full(shape, -1, dtype=torch.int8).view(dtype)
+        if has_scales(dtype)
+        else torch.full(shape, torch.nan, dtype=dtype)
+        for _ in ("keys", "values")
     ]
     tables: list[tuple[int, ...]] = []
     for length, count in zip(context_lens, counts, strict=True):
@@ -59,8 +72,18 @@ def paged_pool(
         slots = torch.tensor([table[i // block_size] * block_size + i % block_size for i in range(length)]).long()
         for pool in pools:
             values = torch.randn(length, kv_heads, head_dim, generator=generator)
-            pool.view(-1, kv_heads, head_dim)[slots] = values.to(dtype)
+            pool.view(-1, kv_heads, row)[slots] = stored(values, dtype)
     return pools[0], pools[1], tuple(tables)
+
+
+def scales_behind_blocks(cache: torch.Tensor) -> torch.Tensor:
+    """A cache of rows in eight bits as the Triton kernels want it: a block's numbers, then [kv heads, block size] scales.
+
+    The same shape, other places in a block. Other types stay as they are.
+    """
+    blocks, dim = cache.shape[0], head_dim_of(cache)
+    scales = cache[..., dim:].transpose(1, 2)
+    return torch.cat((cache[..., :dim].reshape(blocks, -1), scales.reshape(blocks, -1)), dim=1).view(cache.shape)
 
 
 class Guards:

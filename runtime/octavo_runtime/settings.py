@@ -18,7 +18,7 @@ _ALLOWED: dict[str, tuple[object, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": _DTYPES,
     "quantization": ("none", "w8a16", "w4a16"),
-    "kv_cache_dtype": _DTYPES,
+    "kv_cache_dtype": (*_DTYPES, "int8", "fp8"),
     "block_size": (8, 16, 32),
     "enable_prefix_caching": (True, False),
     "scheduling_policy": ("fcfs", "shortest-first", "priority", "slo"),

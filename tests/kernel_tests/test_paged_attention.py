@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -127,3 +128,21 @@ def test_cpu_table_longer_than_context(generator: torch.Generator) -> None:
     q = torch.randn(3, 1, 8, generator=generator)
     truth = reference.paged_attention(q, k, v, batch, 0.3)
     assert_close(cpu.paged_attention(q, k, v, cpu.prepare(batch, q.device), 0.3), truth)
+
+
+@pytest.mark.parametrize("bend", [{"window": 4}, {"soft_cap": 30.0}])
+def test_paged_attention_cpu_has_no_window_and_no_soft_cap(bend: dict[str, Any]) -> None:
+    batch = PagedBatch(8, (1,), (1,), ((0,),))
+    with pytest.raises(NotImplementedError, match="no sliding window and no soft cap"):
+        cpu.paged_attention(*torch.zeros(3, 1, 8, 1, 8), cpu.prepare(batch, torch.device("cpu")), 1.0, **bend)
+
+
+def test_paged_attention_reference_window_and_soft_cap() -> None:
+    # Scores are 0 but for position 0, whose value is 1: what is left of it tells the weights.
+    k, v = torch.zeros(1, 8, 1, 1), torch.zeros(1, 8, 1, 1)
+    k[0, 0], v[0, 0] = 100.0, 1.0
+    batch = PagedBatch(8, (3,), (3,), ((0,),))
+    q = torch.ones(3, 1, 1)
+    bent = reference.paged_attention(q, k, v, batch, 1.0, window=2, soft_cap=2.0)
+    share = math.exp(2.0) / (math.exp(2.0) + 1)
+    assert bent.flatten().tolist() == pytest.approx([1.0, share, 0.0])

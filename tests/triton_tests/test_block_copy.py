@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from octavo_kernels.block_copy import reference, triton
-from octavo_kernels.testing import Guards
+from octavo_kernels.paged_attention.rows import stored
+from octavo_kernels.testing import Guards, scales_behind_blocks
 
 
 def pool(blocks: int, dtype: torch.dtype, shape: tuple[int, ...] = (4, 2, 5)) -> torch.Tensor:
@@ -41,6 +42,17 @@ def test_copy_blocks_sizes(shape: tuple[int, int, int], guards: Guards) -> None:
         reference.copy_blocks(source, expected, [2], [0])
         triton.copy_blocks(source, target, [2], [0])
         assert torch.equal(target, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_copy_blocks_takes_scales_along(dtype: torch.dtype, generator: torch.Generator) -> None:
+    rows = stored(torch.randn(3, 2, 4, 8, 2, 64, generator=generator), dtype)
+    source = torch.stack([scales_behind_blocks(plane) for plane in rows.flatten(0, 1)]).view(rows.shape)
+    target = torch.zeros_like(source)
+    triton.copy_blocks(source, target, [2, 0], [1, 3])
+    copied = target.view(torch.int8)[:, :, [1, 3]]
+    assert torch.equal(copied, source.view(torch.int8)[:, :, [2, 0]])
+    assert copied.any(dim=(0, 1, 3, 4, 5)).all()
 
 
 def test_copy_blocks_of_poisoned_memory() -> None:

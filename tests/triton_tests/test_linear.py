@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo_kernels.linear import reference, triton
+from octavo_kernels.linear import pairs, reference, triton
 from octavo_kernels.testing import TOLERANCES, Guards, assert_close
 
 # rows, in, out: decodes of 16 and of 64 rows, whole and in parts, and a prefill; no size a multiple of its tile
@@ -62,10 +62,13 @@ def test_w4a16(
     scales = (torch.rand(outputs, width // 32, generator=generator) + 0.1).half()
     minima = -8 * scales + torch.rand(scales.shape, generator=generator).half()
     bias = rows_of(1, outputs, dtype, generator)[0]
-    packed, groups = triton.pack_groups(quants, scales, minima)
+    packed, groups = pairs.pack_pairs(quants, scales, minima)
     got = triton.linear_w4a16(*(guards.place(tensor) for tensor in (x, packed, groups, bias)))
-    truth = reference.linear(x.float(), reference.dequantised_groups(quants, scales, minima), bias)
-    assert_close(got, truth.to(dtype))
+    wide = reference.dequantised_groups(quants, scales, minima)
+    assert_close(got, reference.linear(x.float(), wide, bias).to(dtype))
+    assert torch.equal(pairs.unpacked_rows(packed, groups), wide)
+    some = torch.tensor([outputs - 1, 0, 2])
+    assert torch.equal(pairs.unpacked_rows(packed, groups, some), wide[some])
 
 
 def test_no_bias_and_rows_of_a_wider_tensor(generator: torch.Generator, guards: Guards) -> None:
@@ -110,6 +113,6 @@ def test_parts_cover_all_inputs_once() -> None:
 def test_what_is_not_supported_says_so() -> None:
     quants, groups = torch.zeros(4, 96, dtype=torch.uint8), torch.zeros(4, 3, dtype=torch.float16)
     with pytest.raises(ValueError, match="96 inputs; on a GPU they must be a multiple of 64"):
-        triton.pack_groups(quants, groups, groups)
+        pairs.pack_pairs(quants, groups, groups)
     with pytest.raises(ValueError, match="32769 inputs; on a GPU at most 32768"):
         triton.linear_w8a8(torch.empty(1, 32769), torch.empty(1, 32769, dtype=torch.int8), torch.ones(1), None)

@@ -68,6 +68,7 @@ inline void rotary_rows(Threads& threads, const Attention& s, const Batch& b, co
   switch (s.type) {
     case kBFloat16: return rotary_rows<BFloat16>(threads, s, b, layer, eps, cos, sin, qkv);
     case kFloat16: return rotary_rows<Half>(threads, s, b, layer, eps, cos, sin, qkv);
+    case kInt8: return rotary_rows<Int8>(threads, s, b, layer, eps, cos, sin, qkv);
     default: return rotary_rows<float>(threads, s, b, layer, eps, cos, sin, qkv);
   }
 }

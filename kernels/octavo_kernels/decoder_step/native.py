@@ -13,6 +13,7 @@ from octavo_kernels.native import Context, abi
 from octavo_kernels.native.arrays import Array, dtype_name
 from octavo_kernels.paged_attention.batch import PagedBatch
 from octavo_kernels.paged_attention.native import NativeBatch, attention_struct
+from octavo_kernels.paged_attention.rows import head_dim_of
 
 __all__ = ["DecoderStep", "LayerWeights", "unsupported"]
 
@@ -77,7 +78,7 @@ class DecoderStep:
         embedding: [vocabulary, hidden], or packed in groups; None: the head's weight, as it was stored.
         cos: [positions, head_dim], float32.
         sin: The same.
-        kv_cache: [layers, 2, blocks, block size, kv heads, head_dim]. Within a block the library has an order of its
+        kv_cache: [layers, 2, blocks, block size, kv heads, row] (paged_attention/rows.py). Within a block the library has an order of its
             own (paged_attention/native.h).
         num_heads: Query heads.
         eps: Of all norms.
@@ -111,7 +112,7 @@ class DecoderStep:
             hidden=norm.shape[0],
             intermediate=layers[0].down.columns,
             layer_count=len(layers),
-            attention=attention_struct(kv_cache[0, 0], num_heads, kv_cache.shape[-1] ** -0.5),
+            attention=attention_struct(kv_cache[0, 0], num_heads, head_dim_of(kv_cache) ** -0.5),
             eps=eps,
             layers=structs,
             norm=norm.ctypes.data,

@@ -1,1 +1,45 @@
-"""Linear layers of packed weights, a part of the native step. README.md has the layout."""
+"""Matrix products with quantised weights, as a decoder's operations on a GPU call them. README.md has the layouts."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_kernels.dispatch import form
+
+__all__ = ["linear_w4a16", "linear_w8a16"]
+
+
+def linear_w8a16(
+    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The product x @ (weight * scales).T + bias.
+
+    Args:
+        x: [tokens, in], in a floating type.
+        weight: [out, in], int8, contiguous: `reference.quantised`.
+        scales: [out], float32.
+        bias: [out], or None.
+
+    Returns:
+        [tokens, out], in x's type.
+    """
+    result: torch.Tensor = form("linear", x.device.type).linear_w8a16(x, weight, scales, bias)
+    return result
+
+
+def linear_w4a16(
+    x: torch.Tensor, weight: torch.Tensor, groups: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The product of x and a weight of four bits in groups of 32 inputs.
+
+    Args:
+        x: [tokens, in], in a floating type.
+        weight: [in / 64, out, 32], uint8, as `pairs.pack_pairs` makes it.
+        groups: [in / 32, out], int32, likewise.
+        bias: [out], or None.
+
+    Returns:
+        [tokens, out], in x's type.
+    """
+    result: torch.Tensor = form("linear", x.device.type).linear_w4a16(x, weight, groups, bias)
+    return result

@@ -202,7 +202,7 @@ inline void groups_linear(Threads& threads, const Linear& l, const float* x, int
   const RoundedRows rounded{memory, memory + rows, (int16_t*)(memory + rows * (1 + groups)), l.in};
   each_row(threads, rows, l.in, [&](int64_t row) { round_row(x + row * x_stride, rounded, row); });
   constexpr int together = kTileVectors / kVectorsOfPanel;  // panels of the widest tile
-  linear_items(threads, l, rows, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
+  linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
     const uint8_t* panels = (const uint8_t*)l.weight + first * panel;
     int64_t done = 0;
     for (; done + together <= count; done += together)

@@ -13,11 +13,14 @@
 // So a panel is read from its first byte to its last, which is all that counts for one row: then the weight's way from
 // memory is the time that it takes. For many rows a panel in a narrow type is widened once, into a cache, before they
 // all go through it. Weights stay in the type that they were stored in, or are int8 with a scale for each output, which
-// the sums are multiplied by; sums are float32. Where there are instructions for int8, quads.h has another form. Weights that are stored in groups are in groups.h.
+// the sums are multiplied by; sums are float32. Where there are instructions for int8, quads.h has another form, and
+// where there are matrix registers, tiles.h. Weights that are stored in groups are in groups.h.
 #pragma once
 
 #include "groups.h"
+#include "quad_tiles.h"
 #include "quads.h"
+#include "tiles.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -105,7 +108,7 @@ template <class T>
 inline void linear_typed(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
                          int64_t rows) {
   // The weight has an even number of panels, for the narrow tile of AVX-512.
-  linear_items(threads, l, rows, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
+  linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     const T* weight = (const T*)l.weight + first * panel_numbers(l);
     const float* from = x + row * x_stride;
     count = divided_up(count, 2) * 2;
@@ -129,7 +132,12 @@ inline void linear_typed(Threads& threads, const Linear& l, const float* x, int6
 // Numbers that `linear` needs beside what it reads and writes.
 inline int64_t linear_room(const Linear& l, int64_t rows) {
   switch (l.type) {
+#ifdef __AMX_TILE__
+    case kBFloat16: return tiles_room(l, rows);
+    case kInt8Quads: return quad_tiles_room(l, rows);
+#else
     case kInt8Quads: return quads_room(l, rows);
+#endif
     case kGroups4:
     case kGroups8: return groups_room(l, rows);
     default: return 0;
@@ -140,10 +148,15 @@ inline int64_t linear_room(const Linear& l, int64_t rows) {
 inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y, int64_t rows,
                    float* memory) {
   switch (l.type) {
+#ifdef __AMX_TILE__
+    case kBFloat16: return tiles_linear(threads, l, x, x_stride, y, rows, memory);
+    case kInt8Quads: return quad_tiles_linear(threads, l, x, x_stride, y, rows, memory);
+#else
     case kBFloat16: return linear_typed<BFloat16>(threads, l, x, x_stride, y, rows);
+    case kInt8Quads: return quads_linear(threads, l, x, x_stride, y, rows, memory);
+#endif
     case kFloat16: return linear_typed<Half>(threads, l, x, x_stride, y, rows);
     case kInt8: return linear_typed<Int8>(threads, l, x, x_stride, y, rows);
-    case kInt8Quads: return quads_linear(threads, l, x, x_stride, y, rows, memory);
     case kGroups4: return groups_linear<FourBits>(threads, l, x, x_stride, y, rows, memory);
     case kGroups8: return groups_linear<EightBits>(threads, l, x, x_stride, y, rows, memory);
     default: return linear_typed<float>(threads, l, x, x_stride, y, rows);

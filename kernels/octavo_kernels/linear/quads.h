@@ -39,12 +39,14 @@ struct Planes {
 
   uint8_t* high(int64_t row) const { return bytes + 2 * row * width; }
   uint8_t* low(int64_t row) const { return high(row) + width; }
+  int64_t offset(int64_t, int64_t input) const { return input; }
 };
 
 inline int64_t quads_room(const Linear& l, int64_t rows) { return rows * (1 + 2 * quads_of(l)); }
 
 // A row with a number that is not finite has a step of NaN, and so has its result.
-inline void split(const float* x, int64_t in, const Planes& planes, int64_t row) {
+template <class Rows>
+inline void split(const float* x, int64_t in, const Rows& planes, int64_t row) {
   __m512 most = _mm512_setzero_ps(), poison = _mm512_setzero_ps();
   for (int64_t i = 0; i < in; i += 16) {
     const __mmask16 there = (__mmask16)((1u << smaller(16, in - i)) - 1);
@@ -61,9 +63,17 @@ inline void split(const float* x, int64_t in, const Planes& planes, int64_t row)
     const __mmask16 kept = (__mmask16)((1u << smaller(16, planes.width - i)) - 1);
     const __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(there, x + i), factor));
     const __m512i both = _mm512_add_epi32(steps, _mm512_set1_epi32(128 * 256 + 128));  // from 384 to 65408
-    _mm512_mask_cvtepi32_storeu_epi8(high + i, kept, _mm512_srli_epi32(both, 8));
-    _mm512_mask_cvtepi32_storeu_epi8(low + i, kept, both);
+    const int64_t offset = planes.offset(row, i);
+    _mm512_mask_cvtepi32_storeu_epi8(high + offset, kept, _mm512_srli_epi32(both, 8));
+    _mm512_mask_cvtepi32_storeu_epi8(low + offset, kept, both);
   }
+}
+
+// The sums of both planes.
+OCTAVO_INLINE Vec<16> together(Ints high, Ints low, float step) {
+  const __m512 steps = _mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)high), _mm512_set1_ps(256),
+                                       _mm512_cvtepi32_ps((__m512i)low));
+  return (Vec<16>)_mm512_mul_ps(steps, _mm512_set1_ps(step));
 }
 
 // M rows through V panels.
@@ -100,13 +110,9 @@ struct QuadsTile {
       }
     }
     for (int m = 0; m < M; m++)
-      for (int v = 0; v < V; v++) {
-        const __m512 high = _mm512_cvtepi32_ps((__m512i)sums[m][v]);
-        const __m512 low = _mm512_cvtepi32_ps((__m512i)sums[M + m][v]);
-        const __m512 steps = _mm512_fmadd_ps(high, _mm512_set1_ps(256), low);
-        finish(l, column + v * kPanel, (Vec<16>)_mm512_mul_ps(steps, _mm512_set1_ps(planes.steps[row + m])),
+      for (int v = 0; v < V; v++)
+        finish(l, column + v * kPanel, together(sums[m][v], sums[M + m][v], planes.steps[row + m]),
                y.rows + (row + m) * y.stride, y.add);
-      }
   }
 };
 
@@ -121,7 +127,7 @@ inline void quads_linear(Threads& threads, const Linear& l, const float* x, int6
                          int64_t rows, float* memory) {
   const Planes planes{memory, (uint8_t*)(memory + rows), quads_of(l) * kQuad};
   each_row(threads, rows, l.in, [&](int64_t row) { split(x + row * x_stride, l.in, planes, row); });
-  linear_items(threads, l, rows, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
+  linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
     int64_t done = 0;
     for (; done + kWidePanels <= count; done += kWidePanels)
       quads_panels<kWidePanels>(l, first + done, planes, y, row, part);

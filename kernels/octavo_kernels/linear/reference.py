@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["dequantised", "dequantised_groups", "from_groups", "linear", "quantised"]
+from octavo_kernels.linear.pairs import unpacked_rows
+
+__all__ = [
+    "dequantised",
+    "dequantised_groups",
+    "from_groups",
+    "linear",
+    "linear_w4a16",
+    "linear_w8a16",
+    "quantised",
+]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -74,3 +84,17 @@ def from_groups(quants: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor
         return (quants.view(out, groups, -1).float() * scales.float()[..., None]).view(out, -1)
     packed = quants.view(out, groups, -1)
     return dequantised_groups(torch.cat((packed & 15, packed >> 4), dim=2).flatten(1), scales, minima)
+
+
+def linear_w8a16(
+    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """See octavo_kernels.linear."""
+    return linear(x.float(), dequantised(weight, scales), bias).to(x.dtype)
+
+
+def linear_w4a16(
+    x: torch.Tensor, weight: torch.Tensor, groups: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """See octavo_kernels.linear."""
+    return linear(x.float(), unpacked_rows(weight, groups), bias).to(x.dtype)

@@ -39,16 +39,16 @@ OCTAVO_INLINE void finish(const Linear& l, int64_t column, Vec<kLanes> sums, flo
   }
 }
 
-// Shares a product out: calls body(first panel, panels, first row, rows, thread) for each item.
+// Shares a product out: calls body(first panel, panels, first row, rows, thread) for each item of up to `together` rows.
 template <class Body>
-inline void linear_items(Threads& threads, const Linear& l, int64_t rows, const Body& body) {
+inline void linear_items(Threads& threads, const Linear& l, int64_t rows, int64_t together, const Body& body) {
   const int64_t panels = divided_up(l.out, kPanel);
   // Few items of one row would leave a thread without one while the last is under way.
   const int64_t wide = panels >= 8 * kWidePanels * threads.count() || rows > kMostRows ? kWidePanels : kWidePanels / 2;
-  const int64_t groups = divided_up(panels, wide), parts = divided_up(rows, kRowsOfItem);
+  const int64_t groups = divided_up(panels, wide), parts = divided_up(rows, together);
   threads.run(groups * parts, [&](int64_t item, int thread) {
-    const int64_t first = item % groups * wide, row = item / groups * kRowsOfItem;
-    body(first, smaller(wide, panels - first), row, smaller(kRowsOfItem, rows - row), thread);
+    const int64_t first = item % groups * wide, row = item / groups * together;
+    body(first, smaller(wide, panels - first), row, smaller(together, rows - row), thread);
   });
 }
 

@@ -9,11 +9,9 @@ import triton
 
 from octavo_kernels.gpu import TARGETS, Configuration, Shipped, launch
 from octavo_kernels.linear.gpu_kernels import groups_kernel, int8_kernel, quantise_kernel, sum_kernel
+from octavo_kernels.linear.pairs import GROUP
 
-__all__ = ["linear_w4a16", "linear_w8a8", "linear_w8a16", "pack_groups", "shipped"]
-
-GROUP = 32
-"""Inputs that share a scale and a minimum."""
+__all__ = ["linear_w4a16", "linear_w8a8", "linear_w8a16", "shipped"]
 
 # Programs that the decode of few rows shall be at least, for the 108 to 148 multiprocessors of the GPUs compiled for.
 _PROGRAMS = 256
@@ -24,17 +22,7 @@ _MAX_IN = 32768  # of rows that are quantised in one program's registers
 def linear_w8a16(
     x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """The product x @ (weight * scales).T + bias.
-
-    Args:
-        x: [tokens, in], in a floating type.
-        weight: [out, in], int8, contiguous: `reference.quantised`.
-        scales: [out], float32.
-        bias: [out], or None.
-
-    Returns:
-        [tokens, out], in x's type.
-    """
+    """See octavo_kernels.linear."""
     return _int8(x, None, weight, scales, bias, x.dtype)
 
 
@@ -56,46 +44,13 @@ def linear_w8a8(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bia
 def linear_w4a16(
     x: torch.Tensor, weight: torch.Tensor, groups: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """The product of x and a weight of four bits in groups of 32 inputs.
-
-    Args:
-        x: [tokens, in], in a floating type.
-        weight: [in / 64, out, 32], uint8, as `pack_groups` makes it.
-        groups: [in / 32, out], int32, likewise.
-        bias: [out], or None.
-
-    Returns:
-        [tokens, out], in x's type.
-    """
+    """See octavo_kernels.linear."""
     rows, width = x.shape
     outputs = weight.shape[1]
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     chosen = configuration("w4a16", rows, width, outputs, upcast=_upcast(x))
     return _product(groups_kernel, chosen, [x, weight, groups], bias, rows, outputs, x.dtype, x.stride(0))
-
-
-def pack_groups(quants: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Brings a weight of four bits into the layout of linear_w4a16.
-
-    Args:
-        quants: [out, in], uint8, from 0 to 15.
-        scales: [out, in / 32], float16.
-        minima: The same.
-
-    Returns:
-        Weight and groups for linear_w4a16.
-
-    Raises:
-        ValueError: `in` is no multiple of 64.
-    """
-    outputs, width = quants.shape
-    if width % (2 * GROUP):
-        raise ValueError(f"w4a16: {width} inputs; on a GPU they must be a multiple of {2 * GROUP}")
-    low, high = quants.view(outputs, -1, 2, GROUP).unbind(2)
-    packed = (low | high << 4).transpose(0, 1).contiguous()
-    # [in / 32, out, 2], float16, as words: the first number is the lower half
-    return packed, torch.stack((scales.T, minima.T), dim=-1).view(torch.int32)[..., 0]
 
 
 def _int8(

@@ -17,7 +17,7 @@ from pathlib import Path
 from octavo_kernels.native import build
 from octavo_kernels.native.abi import declare
 
-__all__ = ["LIBRARY_NAME", "Context", "NativeUnavailable", "isas", "library", "load_library", "prepare"]
+__all__ = ["LIBRARY_NAME", "Context", "NativeUnavailable", "isas", "library", "load_library", "prepare", "without_amx"]
 
 LIBRARY_NAME = "liboctavo_kernels.so"
 
@@ -103,6 +103,16 @@ def isas() -> list[str]:
     return names
 
 
+def without_amx() -> str | None:
+    """Why AMX is not used although the processor has it; None when it is, or the processor has none.
+
+    Raises:
+        NativeUnavailable: There is no library that runs here.
+    """
+    why = library().octavo_without_amx()
+    return None if why is None else str(why.decode())
+
+
 class Context:
     """The library with threads of its own, which sleep between calls. One call at a time.
 
@@ -126,7 +136,7 @@ class Context:
         self.isa = isa or names[0]
         if self.isa not in names:
             raise NativeUnavailable(f"{self.isa} does not run here, only {', '.join(names)}")
-        self.quads = self.isa == "avx512vnni"
+        self.quads = self.isa in {"avx512vnni", "amx"}
         self.handle: int | None = self.library.octavo_open(self.isa.encode(), threads)
         if self.handle is None:
             raise MemoryError(f"{threads} threads for the native kernels cannot be had")

@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-// From kInt8 on they are of weights alone.
+// From kInt8Quads on they are of weights alone.
 enum Type : int64_t {
   kFloat32 = 0,
   kBFloat16 = 1,

@@ -8,7 +8,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 __all__ = ["GROUPS", "QUADS", "TYPES", "Attention", "Batch", "Draws", "Layer", "Linear", "Model", "declare"]
 
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3}
-"""The types that weights and the KV cache can have, int8 weights alone, by numpy's names, as the library numbers them."""
+"""The types that weights and the KV cache can have, by numpy's names, as the library numbers them."""
 
 QUADS = 4
 """The type of int8 weights in quads (linear/quads.h)."""
@@ -113,6 +113,7 @@ class Draws(ctypes.Structure):
 _FUNCTIONS = {
     "octavo_stamp": (c_char_p, ()),
     "octavo_isa": (c_char_p, (c_int,)),
+    "octavo_without_amx": (c_char_p, ()),
     "octavo_open": (c_void_p, (c_char_p, c_int)),
     "octavo_close": (None, (c_void_p,)),
     "octavo_decoder_step": (c_int, (c_void_p, POINTER(Model), POINTER(Batch), c_void_p)),

@@ -15,7 +15,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["ZIGLANG", "BuildError", "build", "find_compiler", "stamp", "supported_machine"]
+__all__ = ["ZIGLANG", "BuildError", "build", "find_compiler", "knows_amx", "stamp", "supported_machine"]
 
 ZIGLANG = "ziglang==0.17.1"
 """What brings a compiler from PyPI, where the machine has none."""
@@ -39,7 +39,9 @@ _FLAGS = (
 )
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
-_ISAS = {"avx2": _AVX2, "avx512": _AVX512, "avx512vnni": (*_AVX512, "-mavx512vnni")}
+_VNNI = (*_AVX512, "-mavx512vnni")
+_AMX = (*_VNNI, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+_ISAS = {"avx2": _AVX2, "avx512": _AVX512, "avx512vnni": _VNNI}
 
 
 class BuildError(Exception):
@@ -70,8 +72,21 @@ def find_compiler() -> list[str] | None:
     return None
 
 
+def knows_amx(compiler: list[str], folder: Path) -> bool:
+    """Whether a compiler, and the assembler behind it, have AMX: GCC from 11 on, clang from 12 on.
+
+    Args:
+        compiler: Its command.
+        folder: For its files.
+    """
+    probe = folder / "probe.cpp"
+    probe.write_text('void probe() { asm volatile("tdpbf16ps %tmm2, %tmm1, %tmm0"); }\n', encoding="utf-8")
+    command = [*compiler, *_AMX, "-c", "-o", str(folder / "probe.o"), str(probe)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def build(target: Path) -> None:
-    """Builds the library.
+    """Builds the library; without its form for AMX where the compiler does not know that.
 
     Args:
         target: Its file; replaced at once when the build is done.
@@ -83,10 +98,13 @@ def build(target: Path) -> None:
     if compiler is None:
         raise BuildError(f"there is no C++ compiler: install g++ or clang++, or the Python package {ZIGLANG}")
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        amx = knows_amx(compiler, Path(folder))
+        isas = _ISAS | {"amx": _AMX} if amx else _ISAS
+        of_library = [f'-DOCTAVO_STAMP="{stamp()}"', *([] if amx else ["-DOCTAVO_WITHOUT_AMX"])]
         parts = {
             "threads.o": [str(_NATIVE / "threads.cpp")],
-            "library.o": [f'-DOCTAVO_STAMP="{stamp()}"', str(_NATIVE / "library.cpp")],
-        } | {f"{isa}.o": [*flags, f"-DOCTAVO_ISA={isa}", str(_NATIVE / "forms.cpp")] for isa, flags in _ISAS.items()}
+            "library.o": [*of_library, str(_NATIVE / "library.cpp")],
+        } | {f"{isa}.o": [*flags, f"-DOCTAVO_ISA={isa}", str(_NATIVE / "forms.cpp")] for isa, flags in isas.items()}
         objects = [str(Path(folder) / name) for name in parts]
         commands = [
             [*compiler, *_FLAGS, *arguments, "-c", "-o", out]

@@ -8,6 +8,11 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 extern const Forms forms = {
+#ifdef __AMX_TILE__
+    release_tiles,
+#else
+    nullptr,
+#endif
     step_scratch,
     attention_scratch,
     linear_scratch,

@@ -7,6 +7,8 @@
 namespace octavo {
 
 struct Forms {
+  void (*put_back)();  // what a thread has set up (Threads::open); or null
+
   int64_t (*step_scratch)(const Model&, const Batch&);
   int64_t (*attention_scratch)(const Attention&, const Batch&);
   int64_t (*linear_scratch)(const Linear&);

@@ -1,6 +1,9 @@
 // The C ABI. Compiled for any x86-64, so that a processor without the instruction sets hears of it instead of stopping.
+#include <cpuid.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <new>
 
@@ -19,6 +22,11 @@ extern const Forms forms;
 namespace avx512vnni {
 extern const Forms forms;
 }
+#ifndef OCTAVO_WITHOUT_AMX
+namespace amx {
+extern const Forms forms;
+}
+#endif
 
 namespace {
 
@@ -28,14 +36,48 @@ struct Isa {
   bool runs;
 };
 
+// Whether the processor has AMX with products of bfloat16 and int8.
+bool processor_has_amx() {
+  unsigned a, b, c, d;
+  constexpr unsigned wanted = 1 << 22 | 1 << 24 | 1 << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & wanted) == wanted;
+}
+
+// Asks the system for its registers, for this process: it saves 8 KiB more for a thread that uses them. A kernel before
+// 5.16 has no such call, and a sandbox may refuse it.
+bool system_permits_amx() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
+  unsigned low, high;
+  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr unsigned tiles = 1 << 17 | 1 << 18;  // configuration and data
+  constexpr int request_permission = 0x1023, tile_data = 18;
+  return (low & tiles) == tiles && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+
+// Why AMX is not used although the processor has it; null when it is, or has none.
+const char* without_amx() {
+  if (!processor_has_amx()) return nullptr;
+#ifdef OCTAVO_WITHOUT_AMX
+  return "the library was built by a compiler that knows no AMX";
+#else
+  static const bool permitted = system_permits_amx();
+  return permitted ? nullptr : "the operating system does not permit it";
+#endif
+}
+
 // Best first.
 const Isa* isas() {
   static const bool has_avx2 =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  static const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
   static const Isa all[] = {
-      {"avx512vnni", &avx512vnni::forms, has_avx512 && __builtin_cpu_supports("avx512vnni")},
+#ifndef OCTAVO_WITHOUT_AMX
+      {"amx", &amx::forms, has_vnni && processor_has_amx() && !without_amx()},
+#endif
+      {"avx512vnni", &avx512vnni::forms, has_vnni},
       {"avx512", &avx512::forms, has_avx512},
       {"avx2", &avx2::forms, has_avx2},
       {nullptr, nullptr, false}};
@@ -73,12 +115,15 @@ OCTAVO_EXPORT const char* octavo_isa(int number) {
   return nullptr;
 }
 
+// Why AMX is not among them although the processor has it; else null.
+OCTAVO_EXPORT const char* octavo_without_amx() { return without_amx(); }
+
 // Null when the processor does not have this instruction set, or there is no memory or thread to be had.
 OCTAVO_EXPORT void* octavo_open(const char* name, int thread_count) {
   for (const Isa* isa = isas(); isa->name; isa++) {
     if (strcmp(isa->name, name) || !isa->runs) continue;
     Context* context = new (std::nothrow) Context;
-    Threads* threads = context ? Threads::open(thread_count) : nullptr;
+    Threads* threads = context ? Threads::open(thread_count, isa->forms->put_back) : nullptr;
     if (!threads) {
       delete context;
       return nullptr;
@@ -124,7 +169,9 @@ OCTAVO_EXPORT int octavo_linear(void* context, const Linear* l, const float* x, 
   Context* c = (Context*)context;
   float* memory = c->room(c->forms->linear_room(*l, rows) + 1);
   if (!memory || !c->threads->reserve(c->forms->linear_scratch(*l))) return 0;
+  c->threads->begin_step();
   c->forms->linear(*c->threads, *l, x, y, rows, add, memory);
+  c->threads->end_step();
   return 1;
 }
 
@@ -140,7 +187,9 @@ OCTAVO_EXPORT void octavo_silu_mul(void* context, float* gate_up, int64_t rows, 
 OCTAVO_EXPORT void octavo_rotary_kv(void* context, const Attention* s, const Batch* b, const Layer* layer, float eps,
                                     const float* cos, const float* sin, float* qkv) {
   Context* c = (Context*)context;
+  c->threads->begin_step();
   c->forms->rotary_kv(*c->threads, *s, *b, *layer, eps, cos, sin, qkv);
+  c->threads->end_step();
 }
 
 OCTAVO_EXPORT int octavo_paged_attention(void* context, const Attention* s, const Batch* b, const float* q,
@@ -148,6 +197,8 @@ OCTAVO_EXPORT int octavo_paged_attention(void* context, const Attention* s, cons
   Context* c = (Context*)context;
   int64_t* first_items = (int64_t*)c->room(2 * (b->sequences + 1));
   if (!first_items || !c->threads->reserve(c->forms->attention_scratch(*s, *b))) return 0;
+  c->threads->begin_step();
   c->forms->paged_attention(*c->threads, *s, *b, q, keys, values, out, first_items);
+  c->threads->end_step();
   return 1;
 }

@@ -12,26 +12,39 @@ from octavo_kernels.native import Context, abi
 from octavo_kernels.native.arrays import Array, from_tensor, to_tensor
 from octavo_kernels.paged_attention.batch import PagedBatch
 from octavo_kernels.paged_attention.native import NativeBatch, attention_struct
+from octavo_kernels.paged_attention.rows import head_dim_of
 from octavo_kernels.sampling.native import NativeSampling
 
 __all__ = ["Operations", "Sampling", "pool_order", "token_order"]
 
 
 def pool_order(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[blocks, block size, kv heads, head_dim] as the library orders it: the same shape, other places in a block."""
-    return (
-        keys.permute(0, 2, 3, 1).contiguous().view(keys.shape),
-        values.permute(0, 2, 1, 3).contiguous().view(values.shape),
-    )
+    """[blocks, block size, kv heads, row] as the library orders it: the same shape, other places in a block."""
+    dim = head_dim_of(keys)
+
+    def ordered(cache: torch.Tensor, *order: int) -> torch.Tensor:
+        rows, scales = cache[..., :dim].permute(order), cache[..., dim:].permute(0, 2, 1, 3)
+        return torch.cat((rows.flatten(2), scales.flatten(2)), dim=2).view(cache.shape)
+
+    return ordered(keys, 0, 2, 3, 1), ordered(values, 0, 2, 1, 3)
 
 
 def token_order(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The way back from `pool_order`."""
-    blocks, size, heads, dim = keys.shape
-    return (
-        keys.view(blocks, heads, dim, size).permute(0, 3, 1, 2).contiguous(),
-        values.view(blocks, heads, size, dim).permute(0, 2, 1, 3).contiguous(),
-    )
+    blocks, size, heads, _ = keys.shape
+    dim = head_dim_of(keys)
+
+    def ordered(cache: torch.Tensor, shape: tuple[int, int], *order: int) -> torch.Tensor:
+        rows, scales = cache.view(blocks, heads, -1).tensor_split([dim * size], dim=2)
+        return torch.cat(
+            (
+                rows.reshape(blocks, heads, *shape).permute(order),
+                scales.reshape(blocks, heads, size, keys.shape[3] - dim).permute(0, 2, 1, 3),
+            ),
+            dim=3,
+        )
+
+    return ordered(keys, (dim, size), 0, 3, 1, 2), ordered(values, (size, dim), 0, 2, 1, 3)
 
 
 class Operations:

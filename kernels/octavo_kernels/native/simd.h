@@ -43,6 +43,12 @@ struct Int8 {
   int8_t value;
 };
 
+// Whether numbers of a type mean something only with a scale beside them.
+template <class T>
+constexpr bool is_scaled = false;
+template <>
+inline constexpr bool is_scaled<Int8> = true;
+
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -12,6 +12,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <x86intrin.h>
@@ -49,6 +50,8 @@ bool soon(const Condition& condition) {
 
 class Pool {
  public:
+  explicit Pool(Threads& owner) : owner_(owner) {}
+
   bool start(int count) {
     threads_ = new (std::nothrow) pthread_t[count];
     seats_ = new (std::nothrow) Seat[count];
@@ -103,6 +106,7 @@ class Pool {
       take_items(thread);
       const auto news = [&] { return called_.load(std::memory_order_relaxed) != seen; };
       if (in_step.load(std::memory_order_relaxed) && soon(news)) continue;
+      owner_.rest(thread);
       asleep_++;
       sleep_while(called_, seen);
       asleep_--;
@@ -126,6 +130,7 @@ class Pool {
     if (asleep_) wake_all(called_);
   }
 
+  Threads& owner_;
   pthread_t* threads_ = nullptr;
   Seat* seats_ = nullptr;
   int started_ = 0;
@@ -139,12 +144,18 @@ class Pool {
   alignas(64) std::atomic<uint32_t> called_{0};
 };
 
-Threads* Threads::open(int count) {
+Threads* Threads::open(int count, void (*put_back)()) {
   Threads* threads = new (std::nothrow) Threads;
-  if (!threads || count == 1) return threads;
+  if (!threads) return nullptr;
   threads->count_ = count;
-  threads->pool_ = new (std::nothrow) Pool;
-  if (threads->pool_ && threads->pool_->start(count)) return threads;
+  threads->put_back_ = put_back;
+  threads->states_ = (ThreadState*)aligned_alloc(alignof(ThreadState), count * sizeof(ThreadState));
+  if (threads->states_) {
+    memset(threads->states_, 0, count * sizeof(ThreadState));
+    if (count == 1) return threads;
+    threads->pool_ = new (std::nothrow) Pool(*threads);
+    if (threads->pool_ && threads->pool_->start(count)) return threads;
+  }
   delete threads;
   return nullptr;
 }
@@ -152,6 +163,7 @@ Threads* Threads::open(int count) {
 Threads::~Threads() {
   if (pool_) pool_->stop();
   delete pool_;
+  free(states_);
   free(scratch_);
 }
 
@@ -161,6 +173,14 @@ void Threads::begin_step() {
 
 void Threads::end_step() {
   if (pool_) pool_->in_step = false;
+  rest(0);
+}
+
+void Threads::rest(int thread) {
+  static const ThreadState nothing{};
+  if (!memcmp(&states_[thread], &nothing, sizeof nothing)) return;
+  put_back_();
+  states_[thread] = nothing;
 }
 
 bool Threads::reserve(int64_t bytes) {

@@ -33,7 +33,14 @@ def prepare_rows(block_tables: torch.Tensor, context_lens: torch.Tensor, block_s
 
 
 def paged_attention(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, prepared: Any, scale: float
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    prepared: Any,
+    scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """Causal grouped-query attention: each token sees its sequence's tokens up to itself.
 
@@ -41,14 +48,21 @@ def paged_attention(
 
     Args:
         q: [tokens, q heads, head_dim], sequence after sequence in the batch's order.
-        k_cache: [blocks, block size, kv heads, head_dim]. Slots that no sequence's context covers may hold anything,
+        k_cache: [blocks, block size, kv heads, row] (rows.py). Slots that no sequence's context covers may hold anything,
             NaN included.
         v_cache: The same for values.
         prepared: From `prepare`, of the batch.
         scale: Multiplies the scores, usually head_dim ** -0.5.
+        window: Tokens that each sees, itself included; None: all up to itself. Blocks before it are not read.
+        soft_cap: Scores become soft_cap * tanh(score / soft_cap); None: they stay as they are.
 
     Returns:
         [tokens, q heads, head_dim].
+
+    Raises:
+        NotImplementedError: The form has neither windows nor soft caps: a CPU's.
     """
-    result: torch.Tensor = form("paged_attention", q.device.type).paged_attention(q, k_cache, v_cache, prepared, scale)
+    result: torch.Tensor = form("paged_attention", q.device.type).paged_attention(
+        q, k_cache, v_cache, prepared, scale, window, soft_cap
+    )
     return result

@@ -100,9 +100,17 @@ def _decodes(batch: PagedBatch, group: list[tuple[int, int, int]], device: torch
 
 
 def paged_attention(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, prepared: list[_Decodes | _Chunk], scale: float
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    prepared: list[_Decodes | _Chunk],
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """See octavo_kernels.paged_attention."""
+    if window is not None or soft_cap is not None:
+        raise NotImplementedError("paged attention on a CPU has no sliding window and no soft cap")
     heads, dim = q.shape[1:]
     kv_heads = k_cache.shape[2]
     keys, values = k_cache.view(-1, kv_heads * dim), v_cache.view(-1, kv_heads * dim)

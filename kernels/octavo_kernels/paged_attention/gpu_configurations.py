@@ -26,6 +26,8 @@ _PREFILL = {
     (100, 128): (128, 64, 8, 3),
     (100, 256): (128, 32, 8, 2),
 }
+# Where a cache in eight bits wants others: widening takes registers.
+_PREFILL_OF_EIGHT_BITS = {(100, 64): (128, 64, 8, 3)}
 # The same without rows, which are the group's. What counts is bytes on their way from memory: tiles times stages less one,
 # times the programs of a multiprocessor.
 _DECODE = {
@@ -56,12 +58,18 @@ class Shape:
         head_dim: Width of a head.
         group: Query heads per kv head.
         block_size: Tokens per block.
+        window: Positions that a token sees, itself included; 0: all up to itself.
+        soft_cap: Scores are bent to stay below it; 0: they are not.
+        eight_bits: Whether keys and values are in int8 or fp8.
         upcast: Whether products are made in float32, for Triton's interpreter, which cannot multiply bfloat16.
     """
 
     head_dim: int
     group: int
     block_size: int
+    window: int = 0
+    soft_cap: float = 0.0
+    eight_bits: bool = False
     upcast: bool = False
 
     @property
@@ -74,9 +82,17 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def prefill(shape: Shape, target: int) -> Configuration:
-    """Of prefill_kernel."""
-    rows, tile_kv, warps, stages = _PREFILL[target, max(64, shape.block_d)]
+def prefill(shape: Shape, target: int, *, every: bool = False) -> Configuration:
+    """Of prefill_kernel.
+
+    Args:
+        shape: What the model fixes.
+        target: Of TARGETS.
+        every: Whether sequences of one token are its own too.
+    """
+    row = target, max(64, shape.block_d)
+    tiles = _PREFILL_OF_EIGHT_BITS.get(row) if shape.eight_bits else None
+    rows, tile_kv, warps, stages = tiles or _PREFILL[row]
     constexprs = {
         "HEAD_DIM": shape.head_dim,
         "BLOCK_D": shape.block_d,
@@ -85,6 +101,9 @@ def prefill(shape: Shape, target: int) -> Configuration:
         "ROWS": rows,
         "TILE_Q": rows // shape.group,
         "TILE_KV": tile_kv,
+        "WINDOW": shape.window,
+        "SOFT_CAP": shape.soft_cap,
+        "ALL": every,
         "UPCAST": shape.upcast,
     }
     return Configuration(constexprs, warps, stages)
@@ -111,6 +130,8 @@ def decode(shape: Shape, target: int) -> Configuration:
         "TILE_KV": tile_kv,
         "MIN_PIECE": MIN_PIECE,
         "PROGRAMS": _PROGRAMS,
+        "WINDOW": shape.window,
+        "SOFT_CAP": shape.soft_cap,
         "UPCAST": shape.upcast,
     }
     return Configuration(constexprs, warps, stages)
@@ -124,24 +145,48 @@ def merge(shape: Shape) -> Configuration:
         "MAX_SPLITS": _MAX_SPLITS,
         "MIN_PIECE": MIN_PIECE,
         "PROGRAMS": _PROGRAMS,
+        "WINDOW": shape.window,
     }
     return Configuration(constexprs, 4, 1)
 
 
 def shipped() -> list[Shipped]:
-    """What is compiled ahead: every width of a head for each target; other groups, blocks and dtypes for one of them.
+    """What is compiled ahead: every width of a head for each target; all else for one of them.
 
     Group and block size only change how rows and positions become addresses.
     """
     widths = [_shipped(Shape(head_dim, 4, 16), "bf16", TARGETS) for head_dim in (64, 80, 96, 128, 256)]
     groups = [_shipped(Shape(128, group, 16), "bf16", (90,)) for group in (1, 7, 16)]
     blocks = [_shipped(Shape(128, 4, block_size), "bf16", (90,)) for block_size in (8, 32)]
-    return [one for some in (*widths, *groups, *blocks, _shipped(Shape(128, 4, 16), "fp16", (90,))) for one in some]
+    narrow = [
+        _shipped(Shape(head_dim, 4, 16, eight_bits=True), "bf16", targets, kv)
+        for kv, targets in (("i8", TARGETS), ("fp8", TARGETS[1:]))
+        for head_dim in (64, 128, 256)
+    ]
+    # Gemma 2 has both, Mistral a window.
+    windows = [
+        _shipped(Shape(head_dim, 4, 16, window=4096, soft_cap=soft_cap), "bf16", TARGETS)
+        for head_dim, soft_cap in ((128, 0.0), (256, 50.0))
+    ]
+    halves = [
+        _shipped(Shape(128, 4, 16), "fp16", (90,)),
+        _shipped(Shape(128, 4, 16, eight_bits=True), "fp16", (90,), "i8"),
+    ]
+    return [one for some in (*widths, *groups, *blocks, *narrow, *windows, *halves) for one in some]
 
 
-def _shipped(shape: Shape, dtype: str, targets: tuple[int, ...]) -> Iterator[Shipped]:
+def _shipped(shape: Shape, dtype: str, targets: tuple[int, ...], kv: str | None = None) -> Iterator[Shipped]:
     name = f"{dtype} d{shape.head_dim} g{shape.group} b{shape.block_size}"
-    inputs = {"q": f"*{dtype}", "k_cache": f"*{dtype}", "v_cache": f"*{dtype}", "tables": "*i32"}
+    if kv:
+        name += f" {kv}"
+    if shape.window:
+        name += f" w{shape.window}"
+    if shape.soft_cap:
+        name += f" c{shape.soft_cap:g}"
+    cache = {None: f"*{dtype}", "i8": "*i8", "fp8": "*fp8e4nv"}[kv]
+    scales = "*fp32" if kv else "none"
+    inputs = {"q": f"*{dtype}", "k_cache": cache, "v_cache": cache, "k_scales": scales, "v_scales": scales}
+    inputs["tables"] = "*i32"
     lengths = {"query_starts": "*i32", "context_lens": "*i32"}
     scalars = {
         "log2_scale": "fp32",
@@ -154,15 +199,16 @@ def _shipped(shape: Shape, dtype: str, targets: tuple[int, ...]) -> Iterator[Shi
     strides = ("stride_row", "stride_block", "stride_slot")
     products = {80: "mma.sync", 90: "wgmma", 100: "tcgen05"}
     for target in targets:
-        yield Shipped(
-            f"prefill {name}",
-            prefill_kernel,
-            {"out": f"*{dtype}", **inputs, **lengths, **scalars, "sequences": "i32"},
-            prefill(shape, target),
-            targets=(target,),
-            divisible=strides,
-            mma=products[target],
-        )
+        for every in (False, True) if (shape, dtype) == (Shape(128, 4, 16), "bf16") else (False,):
+            yield Shipped(
+                f"prefill {name}{' of all' if every else ''}",
+                prefill_kernel,
+                {"out": f"*{dtype}", **inputs, **lengths, **scalars, "sequences": "i32"},
+                prefill(shape, target, every=every),
+                targets=(target,),
+                divisible=strides,
+                mma=products[target],
+            )
         yield Shipped(
             f"decode {name}",
             decode_kernel,
@@ -173,6 +219,8 @@ def _shipped(shape: Shape, dtype: str, targets: tuple[int, ...]) -> Iterator[Shi
             mma="mma.sync",
             programs=2,
         )
+    if kv:  # pieces are float32 whatever the cache's type
+        return
     yield Shipped(
         f"merge {name}",
         merge_kernel,

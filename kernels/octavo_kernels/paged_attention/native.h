@@ -7,7 +7,7 @@
 //     dim 1      [            ]                 token 1      [               ]
 //     …                                         …
 //
-// and a block holds those of all kv heads, one after the other. So both products are the tile of native/tile.h: scores
+// and a block holds those of all kv heads, one after the other; in eight bits each head's scales come behind its own. So both products are the tile of native/tile.h: scores
 // have vectors of tokens and run over dimensions, results have vectors of dimensions and run over tokens.
 //
 // The query heads that share a kv head, of all tokens of a sequence, are the queries of that head:
@@ -32,7 +32,8 @@ constexpr int64_t kWidenFromQueries = 12;
 inline int64_t attention_scratch(const Attention& s, const Batch& b) {
   int64_t longest = 0;
   for (int64_t i = 0; i < b.sequences; i++) longest = larger(longest, b.context_lens[i]);
-  return (kQueriesOfItem * scores_stride(longest) + chunk_room(s)) * (int64_t)sizeof(float);
+  const int64_t rows = kQueriesOfItem + (s.type == kInt8 ? 2 : 0);  // of scores, and of scales
+  return (rows * scores_stride(longest) + chunk_room(s)) * (int64_t)sizeof(float);
 }
 
 // Scores of all queries with all tokens, those that a query does not see included.
@@ -115,8 +116,8 @@ inline void attention_typed(Threads& threads, const Attention& s, const Batch& b
     // The end of a chunk sees the most, so it comes first: nobody waits for it in the end.
     const int64_t first = (parts - 1 - local % parts) * kQueriesOfItem;
     Item<T> item = {s,
-                    keys + head * s.head_dim * s.block_size,
-                    values + head * s.head_dim * s.block_size,
+                    keys + head * head_numbers<T>(s),
+                    values + head * head_numbers<T>(s),
                     b.blocks + b.table_starts[sequence],
                     smaller(kQueriesOfItem, query_len * group - first)};
     for (int64_t i = 0; i < item.queries; i++) {
@@ -128,10 +129,17 @@ inline void attention_typed(Threads& threads, const Attention& s, const Batch& b
     item.longest = item.visible[item.queries - 1];
     item.scores = threads.scratch(thread);
     item.stride = scores_stride(item.longest);
+    float* room = item.scores + kQueriesOfItem * item.stride;
+    if constexpr (is_scaled<T>) {
+      item.key_scales = room;
+      item.value_scales = room + item.stride;
+      room += 2 * item.stride;
+      gather_scales(item);
+    }
     if (item.queries < kWidenFromQueries)
       attend(item);
     else
-      attend_in_chunks(item, item.scores + kQueriesOfItem * item.stride);
+      attend_in_chunks(item, room);
   });
 }
 
@@ -143,6 +151,8 @@ inline void paged_attention(Threads& threads, const Attention& s, const Batch& b
                              first_items);
     case kFloat16:
       return attention_typed(threads, s, b, q, q_stride, (const Half*)keys, (const Half*)values, out, first_items);
+    case kInt8:
+      return attention_typed(threads, s, b, q, q_stride, (const Int8*)keys, (const Int8*)values, out, first_items);
     default:
       return attention_typed(threads, s, b, q, q_stride, (const float*)keys, (const float*)values, out, first_items);
   }

@@ -7,6 +7,7 @@ import numpy as np
 from octavo_kernels.native import abi
 from octavo_kernels.native.arrays import Array, dtype_name
 from octavo_kernels.paged_attention.batch import PagedBatch
+from octavo_kernels.paged_attention.rows import head_dim_of
 
 __all__ = ["NativeBatch", "attention_struct"]
 
@@ -60,12 +61,12 @@ class NativeBatch:
 
 
 def attention_struct(kv: Array, heads: int, scale: float) -> abi.Attention:
-    """The shape of attention over a pool of [blocks, block size, kv heads, head_dim]."""
-    _, block_size, kv_heads, head_dim = kv.shape
+    """The shape of attention over a pool of [blocks, block size, kv heads, row] (paged_attention/rows.py)."""
+    _, block_size, kv_heads, _ = kv.shape
     return abi.Attention(
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=head_dim_of(kv),
         block_size=block_size,
         type=abi.TYPES[dtype_name(kv.dtype)],
         scale=scale,

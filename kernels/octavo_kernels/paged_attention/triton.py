@@ -16,11 +16,14 @@ from octavo_kernels.gpu import launch, target_of
 from octavo_kernels.paged_attention.batch import PagedBatch
 from octavo_kernels.paged_attention.gpu_configurations import Shape, decode, merge, num_splits, prefill, shipped
 from octavo_kernels.paged_attention.gpu_kernels import decode_kernel, merge_kernel, prefill_kernel
+from octavo_kernels.paged_attention.rows import has_scales, head_dim_of
 
-__all__ = ["DeviceBatch", "paged_attention", "prepare", "prepare_rows", "shipped", "unsupported"]
+__all__ = ["DeviceBatch", "paged_attention", "prepare", "prepare_rows", "shipped", "unsupported", "without_fp8"]
 
 _DTYPES = ("float16", "bfloat16")
 _HEAD_DIMS = (64, 80, 96, 128, 256)
+_EIGHT_BITS = ("int8", "fp8")
+_FP8_CAPABILITY = (8, 9)
 _MAX_GROUP = 64  # query heads of a kv head: rows of the smallest prefill tile
 
 
@@ -54,21 +57,30 @@ def unsupported(dtype: str, kv_dtype: str, head_dim: int, group: int) -> str | N
 
     Args:
         dtype: Of queries and activations, as torch names it.
-        kv_dtype: Of the cache.
+        kv_dtype: Of the cache; also int8, or fp8 (e4m3).
         head_dim: Width of a head.
         group: Query heads per kv head.
     """
     if dtype not in _DTYPES:
         return f"the dtype is {dtype}, and the Triton kernels compute in {' or '.join(_DTYPES)}"
-    if kv_dtype != dtype:
+    if kv_dtype not in {dtype, *_EIGHT_BITS}:
         return (
-            f"the KV cache is in {kv_dtype} and the model in {dtype}, and paged attention in Triton wants both the same"
+            f"the KV cache is in {kv_dtype} and the model in {dtype}, and paged attention in Triton wants both the same, "
+            f"or a cache in {' or '.join(_EIGHT_BITS)}"
         )
     if head_dim not in _HEAD_DIMS:
         widths = ", ".join(str(width) for width in _HEAD_DIMS)
         return f"the model's heads are {head_dim} wide, and paged attention in Triton takes {widths}"
     if group > _MAX_GROUP:
         return f"{group} query heads share a kv head, and paged attention in Triton takes at most {_MAX_GROUP}"
+    return None
+
+
+def without_fp8(capability: tuple[int, int]) -> str | None:
+    """Why there is no cache in fp8 on GPUs of this compute capability (major, minor); None where there is."""
+    if capability < _FP8_CAPABILITY:
+        has, wanted = (".".join(map(str, version)) for version in (capability, _FP8_CAPABILITY))
+        return f"the GPU has compute capability {has}, and e4m3 needs {wanted} or later"
     return None
 
 
@@ -117,37 +129,64 @@ def _rounded(number: int, unit: int) -> int:
 
 
 def paged_attention(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, prepared: DeviceBatch, scale: float
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    prepared: DeviceBatch,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """See octavo_kernels.paged_attention.
+
+    Args:
+        q: As there, like all that follow.
+        k_cache: In eight bits a block is its numbers, [block size, kv heads, head_dim], and behind them its scales,
+            [kv heads, block size].
+        v_cache: The same.
+        prepared: From `prepare`.
+        scale: As there.
+        window: As there.
+        soft_cap: As there.
+        batch_invariant: Whether a row's result is the same, to the last bit, in any batch and chunk: one kernel for all
+            sequences, and no context in pieces.
 
     Raises:
         KernelFailed: A kernel does not compile for this GPU.
     """
     tokens, q_heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
-    assert q.stride(1) == k_cache.stride(2) == head_dim, "a token's heads lie side by side"
+    assert q.stride(1) == head_dim_of(k_cache) == head_dim, "a token's heads lie side by side"
+    assert k_cache.stride(1) == kv_heads * k_cache.stride(2) == kv_heads * k_cache.shape[3], "a block is one piece"
     assert q.stride(2) == k_cache.stride(3) == 1
     assert k_cache.stride() == v_cache.stride()
+    in_eight_bits = has_scales(k_cache.dtype)
     shape = Shape(
         head_dim=head_dim,
         group=q_heads // kv_heads,
         block_size=prepared.block_size,
-        upcast=q.device.type == "cpu" and q.dtype == torch.bfloat16,  # the interpreter cannot multiply it
+        window=window or 0,
+        soft_cap=soft_cap or 0.0,
+        eight_bits=in_eight_bits,
+        # The interpreter cannot multiply bfloat16.
+        upcast=q.device.type == "cpu" and (q.dtype == torch.bfloat16 or in_eight_bits),
     )
     target = target_of(q.device)
     sequences = prepared.context_lens.shape[0]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lengths = (prepared.query_starts, prepared.context_lens)
-    sources = (q, k_cache, v_cache, prepared.tables, *lengths)
-    strides = (q.stride(0), k_cache.stride(0), k_cache.stride(1), prepared.tables.stride(0))
+    scales = (k_cache.view(torch.float32), v_cache.view(torch.float32)) if in_eight_bits else (None, None)
+    sources = (q, k_cache, v_cache, *scales, prepared.tables, *lengths)
+    strides = (q.stride(0), k_cache.stride(0), kv_heads * head_dim, prepared.tables.stride(0))
     log2_scale = scale / math.log(2)
-    if prepared.prefills:
-        configuration = prefill(shape, target)
+    if prepared.prefills or batch_invariant:
+        configuration = prefill(shape, target, every=batch_invariant)
         # A sequence's last tile need not be full. Which tile is whose, the programs find by themselves.
         tiles = tokens // configuration.constexprs["TILE_Q"] + sequences
         launch(prefill_kernel, (tiles, kv_heads), configuration, out, *sources, log2_scale, sequences, *strides)
-    if prepared.decodes:
+    if prepared.decodes and not batch_invariant:
         splits = num_splits(sequences * kv_heads)
         partial = q.new_empty((sequences, q_heads, splits, head_dim), dtype=torch.float32)
         largest = q.new_empty((sequences, q_heads, splits), dtype=torch.float32)

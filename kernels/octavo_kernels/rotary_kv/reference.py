@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from octavo_kernels.paged_attention.rows import stored
 from octavo_kernels.rms_norm.reference import rms_norm
 
 __all__ = ["rotary_kv", "rotate"]
@@ -33,12 +34,12 @@ def rotary_kv(
     eps: float,
 ) -> torch.Tensor:
     """See octavo_kernels.rotary_kv."""
-    kv_heads, head_dim = k_cache.shape[2:]
+    kv_heads, row = k_cache.shape[2:]
     q, k, v = qkv[:, : -2 * kv_heads], qkv[:, -2 * kv_heads : -kv_heads], qkv[:, -kv_heads:]
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     written = slots >= 0
-    k_cache.view(-1, kv_heads, head_dim)[slots[written]] = k[written].to(k_cache.dtype)
-    v_cache.view(-1, kv_heads, head_dim)[slots[written]] = v[written].to(v_cache.dtype)
+    k_cache.view(-1, kv_heads, row)[slots[written]] = stored(k[written], k_cache.dtype)
+    v_cache.view(-1, kv_heads, row)[slots[written]] = stored(v[written], v_cache.dtype)
     return q

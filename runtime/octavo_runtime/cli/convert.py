@@ -28,7 +28,7 @@ __all__ = ["convert"]
     default="none",
     show_default=True,
     help="none: all weights become floating point. keep: groups of Q4_0, Q4_1 and Q8_0 are written as they are, four or "
-    "eight bits with their scales and minima, and nothing is lost against the file; for a CPU alone (w4a16).",
+    "eight bits with their scales and minima, and nothing is lost against the file (w4a16).",
 )
 def convert(
     file: Path, out_dir: Path, dtype: Literal["bfloat16", "float32"] | None, quantization: Literal["none", "keep"]

@@ -42,7 +42,7 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     section="Model",
     type=click.Choice(["none", "w8a16", "w4a16"]),
     default="none",
-    help="Of weights, as octavo serve takes it; on a CPU alone. none: as stored.",
+    help="Of weights, as octavo serve takes it. none: as stored.",
 )
 @click.option(
     "--max-model-len",
@@ -56,9 +56,9 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     "--kv-cache-dtype",
     cls=SectionedOption,
     section="Memory",
-    type=click.Choice(_DTYPES),
+    type=click.Choice([*_DTYPES, "int8", "fp8"]),
     default="auto",
-    help="Of the KV cache. auto: as --dtype.",
+    help="Of the KV cache. auto: as --dtype. int8 and fp8 have a scale for each token and head; fp8 on a GPU alone.",
 )
 @click.option(
     "--kv-cache-memory",

@@ -46,9 +46,9 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     "--quantization",
     type=click.Choice(["none", "w8a16", "w4a16"]),
     default="none",
-    help="Of weights. none: as stored. w8a16: rounded to eight bits while they are loaded, and activations to sixteen, on "
-    "a CPU alone: half the memory of bfloat16 and faster, with answers that differ a little. w4a16: groups of four bits, "
-    "on a CPU alone, from a directory that `octavo convert --quantization keep` made, where none means the same.",
+    help="Of weights. none: as stored. w8a16: rounded to eight bits while they are loaded, and activations to sixteen: "
+    "half the memory of bfloat16 and faster, with answers that differ a little. w4a16: groups of four bits, "
+    "from a directory that `octavo convert --quantization keep` made, where none means the same.",
 )
 @_model(
     "--max-model-len", type=AutoInt(), default="auto", help="Longest prompt plus answer in tokens. auto: what fits."
@@ -67,7 +67,13 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     "chunks, from the cache, after a preemption. Costs nothing with native CPU kernels, which compute so anyway; where "
     "others would run, the start is refused.",
 )
-@_memory("--kv-cache-dtype", type=click.Choice(_DTYPES), default="auto", help="Of the KV cache. auto: as --dtype.")
+@_memory(
+    "--kv-cache-dtype",
+    type=click.Choice([*_DTYPES, "int8", "fp8"]),
+    default="auto",
+    help="Of the KV cache. auto: as --dtype. int8, and on GPUs of compute capability 8.9 and later fp8: eight bits and a "
+    "scale for each token and head, half the memory of bfloat16, with answers that differ a little.",
+)
 @_memory(
     "--kv-cache-memory",
     type=Quantity(),

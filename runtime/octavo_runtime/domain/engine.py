@@ -47,9 +47,9 @@ class EngineConfig:
         model: Directory of the model.
         device: auto, cpu or cuda.
         dtype: auto, float32, float16 or bfloat16: of weights and activations.
-        quantization: none (as stored), w8a16: weights in eight bits, or w4a16: in groups of four bits, as stored; on a
-            CPU.
-        kv_cache_dtype: auto (the dtype), float32, float16 or bfloat16.
+        quantization: none (as stored), w8a16: weights in eight bits, or w4a16: in groups of four bits, as stored.
+        kv_cache_dtype: auto (the dtype), float32, float16, bfloat16, or with a scale for each token and kv head int8,
+            on a GPU also fp8 (e4m3).
         max_model_len: Longest prompt plus output, in tokens; None: what fits.
         block_size: Tokens per KV block: 8, 16 or 32.
         gpu_memory_utilization: Share of the GPU's memory that the engine may take, 0-1.

@@ -92,6 +92,7 @@ class DecodeGraphs:
         device: Captures and replays.
         words: Where the table lies: `layout.size` zeros of int32 on the decoder's device.
         layout: The table's.
+        max_rows: Sequences of the largest graph: at most the table's rows.
         block_size: Tokens per block.
     """
 
@@ -102,6 +103,7 @@ class DecodeGraphs:
         words: torch.Tensor,
         *,
         layout: Layout,
+        max_rows: int,
         block_size: int,
     ) -> None:
         self._decoder = decoder
@@ -118,7 +120,7 @@ class DecodeGraphs:
         self._context_len = words[layout.context_len]
         self._blocks = words[layout.blocks].view(layout.rows, layout.longest)
         self._sampled = torch.zeros(layout.rows, dtype=torch.int64, device=words.device)
-        self._sizes = graph_sizes(layout.rows)
+        self._sizes = graph_sizes(max_rows)
         # The largest first: the others find room in its memory.
         self._graphs = {size: device.capture(functools.partial(self._step, size)) for size in reversed(self._sizes)}
 

@@ -17,6 +17,11 @@ from octavo_runtime.loading.plan import storage_dtype
 from octavo_runtime.models.native_decoder import open_native
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from octavo_runtime.engine.decode_graphs import GraphDevice
     from octavo_runtime.engine.torch_executor import TorchExecutor
 
 __all__ = ["Executor", "Progress", "load_executor"]
@@ -37,8 +42,18 @@ class Executor(Protocol):
         ...
 
 
-def load_executor(config: EngineConfig, progress: Progress | None = None) -> NativeExecutor | TorchExecutor:
+def load_executor(
+    config: EngineConfig,
+    progress: Progress | None = None,
+    graph_device: Callable[[torch.device], GraphDevice] | None = None,
+) -> NativeExecutor | TorchExecutor:
     """Loads a model directory: checks everything that files tell, then reads the weights, then takes the KV cache.
+
+    Args:
+        config: What to load, and how.
+        progress: Told how far it is.
+        graph_device: Makes what captures and replays decode steps, where the kernels are in Triton; None: `CudaDevice`
+            on a GPU, and nothing on a CPU.
 
     Raises:
         ModelNotFound, UnsupportedModel, BadWeights: The directory is at fault; the message names the file.
@@ -48,7 +63,7 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Nat
     """
     report = progress or (lambda _stage, _done, _total: None)
     model = read_model_files(config, device_type(config))
-    executor = _load(model, report)
+    executor = _load(model, report, graph_device)
     info = executor.info
     kv_bytes, kv_tokens = info.num_blocks * info.block_bytes, info.num_blocks * info.block_size
     report("kv cache", kv_bytes, kv_bytes)
@@ -75,7 +90,9 @@ def load_executor(config: EngineConfig, progress: Progress | None = None) -> Nat
     return executor
 
 
-def _load(model: ModelFiles, progress: Progress) -> NativeExecutor | TorchExecutor:
+def _load(
+    model: ModelFiles, progress: Progress, graph_device: Callable[[torch.device], GraphDevice] | None
+) -> NativeExecutor | TorchExecutor:
     config = model.config
     if config.device == "cpu":
         context = open_native(model.spec, compute_threads(), _needs_native(config))
@@ -91,7 +108,7 @@ def _load(model: ModelFiles, progress: Progress) -> NativeExecutor | TorchExecut
             f"torch is not installed, and without it nothing runs here on {config.device}",
             hint="Install octavo[torch]" + ("." if config.device == "cpu" else ", or use --device cpu."),
         ) from error
-    executor: TorchExecutor = load_torch(model, progress)
+    executor: TorchExecutor = load_torch(model, progress, graph_device)
     return executor
 
 
@@ -99,4 +116,6 @@ def _needs_native(config: EngineConfig) -> str | None:
     """The flag that native kernels alone can do, with its value."""
     if config.quantization != "none":
         return f"--quantization {config.quantization}"
+    if config.kv_cache_dtype == "int8":
+        return "--kv-cache-dtype int8"
     return "--batch-invariant" if config.batch_invariant else None

@@ -22,7 +22,7 @@ def require_kernels(spec: DecoderSpec, capability: tuple[int, int], dtype: str, 
         kv_dtype: Of the KV cache, resolved.
 
     Raises:
-        BadFlags: The environment forces a form that there is not on a GPU.
+        BadFlags: The environment forces a form that there is not on a GPU, or this one has no fp8.
         DeviceUnavailable: The GPU is too old.
         UnsupportedModel: The shape or the type of its heads.
     """
@@ -37,6 +37,8 @@ def require_kernels(spec: DecoderSpec, capability: tuple[int, int], dtype: str, 
 
     if why := unsupported_gpu(capability):
         raise DeviceUnavailable(why, hint=WITHOUT_KERNELS)
+    if kv_dtype == "fp8" and (why := paged_attention.without_fp8(capability)):
+        raise BadFlags(f"--kv-cache-dtype fp8: {why}", hint="Use --kv-cache-dtype int8, which takes as many bytes.")
     group = spec.num_heads // spec.num_kv_heads
     if why := paged_attention.unsupported(dtype, kv_dtype, spec.head_dim, group):
         raise UnsupportedModel(why, hint=WITHOUT_KERNELS)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from octavo_kernels.block_copy import copy_blocks
+from octavo_kernels.paged_attention.rows import row_width
 from octavo_runtime.domain import BlockCopy
 from octavo_runtime.engine.kv_cache import make_copies, pool_shape
 from octavo_runtime.loading.spec import DecoderSpec
@@ -40,8 +41,9 @@ class GpuKVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.device = torch.empty(pool_shape(spec, num_blocks, block_size), dtype=dtype, device=device)
-        host_shape = pool_shape(spec, num_host_blocks, block_size)
+        row = row_width(spec.head_dim, dtype)
+        self.device = torch.empty(pool_shape(spec, num_blocks, block_size, row), dtype=dtype, device=device)
+        host_shape = pool_shape(spec, num_host_blocks, block_size, row)
         self.host = torch.empty(host_shape, dtype=dtype, pin_memory=num_host_blocks > 0)
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:

@@ -1,7 +1,9 @@
 """The memory of the KV cache: the device's pool of blocks and the host's, copies between them, and a change of size.
 
-    device   [layers, 2, max_num_blocks, block size, kv heads, head_dim]      keys before values
+    device   [layers, 2, max_num_blocks, block size, kv heads, row]      keys before values
     host     the same with num_host_blocks
+
+A row is head_dim numbers; in int8 and fp8 it has its scale with it (octavo_kernels.paged_attention.rows).
 
 Nothing is initialised: a slot is read only after it was written. So memory of a CPU is mapped when a request first
 needs it, an idle engine does not hold it, and a pool that may grow reserves addresses, not memory.
@@ -18,6 +20,7 @@ import numpy as np
 
 from octavo_kernels.block_copy.native import copy_blocks
 from octavo_kernels.native.arrays import Array
+from octavo_kernels.paged_attention.rows import row_width
 from octavo_runtime.domain import BlockCopy, CopyKind
 from octavo_runtime.errors import NotEnoughMemoryForKV
 from octavo_runtime.loading.spec import DecoderSpec
@@ -57,8 +60,9 @@ class KVPool:
         dtype: np.dtype[Any],
     ) -> None:
         self._num_blocks = num_blocks
-        self._memory, self.device = _reserve(pool_shape(spec, max_num_blocks, block_size), dtype)
-        host_shape = pool_shape(spec, num_host_blocks, block_size)
+        row = row_width(spec.head_dim, dtype)
+        self._memory, self.device = _reserve(pool_shape(spec, max_num_blocks, block_size, row), dtype)
+        host_shape = pool_shape(spec, num_host_blocks, block_size, row)
         self.host = _reserve(host_shape, dtype)[1] if num_host_blocks else np.empty(host_shape, dtype)
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
@@ -78,9 +82,9 @@ class KVPool:
         self._num_blocks = num_blocks
 
 
-def pool_shape(spec: DecoderSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-    """Of a tier of this many blocks."""
-    return spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim
+def pool_shape(spec: DecoderSpec, num_blocks: int, block_size: int, row: int) -> tuple[int, ...]:
+    """Of a tier of this many blocks, with rows of this width."""
+    return spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, row
 
 
 def make_copies(

@@ -27,8 +27,9 @@ def require_room_for_weights(needed: int, available: int, dtype: str, device: st
     if needed > available:
         raise NotEnoughMemoryForWeights(
             f"the weights take {needed} bytes in {dtype}, and {available} are available on {device}",
-            hint="Give the container more memory"
-            + (", or use --dtype bfloat16, which halves them." if dtype == "float32" else "."),
+            hint=("Use a larger GPU" if device == "cuda" else "Give the container more memory")
+            + (", or use --dtype bfloat16, which halves them" if dtype == "float32" else "")
+            + (", or --quantization w8a16." if device == "cuda" and dtype in {"float16", "bfloat16"} else "."),
             needed=needed,
             available=available,
         )

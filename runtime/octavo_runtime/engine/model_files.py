@@ -25,7 +25,7 @@ from octavo_runtime.loading.weights import StoredWeights
 __all__ = ["ModelFiles", "Progress", "read_model_files"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage's name, bytes done and bytes in all."""
+"""Called with the stage's name, what is done and what there is in all: bytes, of the kernels steps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from octavo_kernels.native import Context
+from octavo_kernels.native import Context, without_amx
 from octavo_kernels.native.arrays import Array, dtype_of
 from octavo_kernels.sampling.native import NativeSampling
 from octavo_runtime.domain import EngineInfo, StepPlan, StepResult
@@ -21,7 +21,7 @@ from octavo_runtime.engine.memory import (
 )
 from octavo_runtime.engine.model_files import ModelFiles, Progress
 from octavo_runtime.engine.sampler import sample_tokens, sampled_tokens
-from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY, quantised_bytes, size_kv, storage_dtype, weight_bytes
+from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY, held_bytes, most_bytes, size_kv, storage_dtype
 from octavo_runtime.models.native_decoder import NativeDecoder
 
 __all__ = ["NativeExecutor", "load_native"]
@@ -86,10 +86,11 @@ def load_native(model: ModelFiles, context: Context, progress: Progress) -> Nati
     memory = config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY
     size = size_kv(spec, config, model.kv_dtype, memory)  # before the weights are read: what cannot fit fails at once
     dtype = storage_dtype(model.dtype, model.stored)
-    quantise = config.quantization == "w8a16"
-    weights_bytes = quantised_bytes(model.weights, dtype) if quantise else weight_bytes(model.weights, dtype)
     require_room_for_weights(
-        weights_bytes, available_memory(), dtype if config.quantization == "none" else config.quantization, "cpu"
+        most_bytes(model.weights, dtype, config.quantization, packed=False),
+        available_memory(),
+        dtype if config.quantization == "none" else config.quantization,
+        "cpu",
     )
     pool = KVPool(
         spec,
@@ -108,10 +109,18 @@ def load_native(model: ModelFiles, context: Context, progress: Progress) -> Nati
             kv_cache=pool.device,
             vocab_size=model.tokens.vocab_size,
             max_model_len=size.max_model_len,
-            quantise=quantise,
+            quantise=config.quantization == "w8a16",
         )
     require_room_for_kv(memory, config.swap_space, available_memory())
     keep_freed_memory()
-    mode = "" if config.quantization == "none" else f", {config.quantization}"
-    info = model.info(size, weights_bytes, f"native ({context.isa}{mode})")
-    return NativeExecutor(context, decoder, pool, info)
+    held = held_bytes(model.weights, dtype, config.quantization, packed=False)
+    return NativeExecutor(context, decoder, pool, model.info(size, held, _kernels(context, config.quantization)))
+
+
+def _kernels(context: Context, quantization: str) -> str:
+    """Which kernels run, such as `native (avx512, w8a16)`."""
+    why = without_amx()
+    details = [f"{context.isa}, no AMX: {why}" if why else context.isa]
+    if quantization != "none":
+        details.append(quantization)
+    return f"native ({', '.join(details)})"

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from octavo_kernels.native.arrays import cast
+from octavo_kernels.paged_attention.rows import has_scales
 from octavo_runtime.engine.native_executor import NativeExecutor
 from octavo_runtime.engine.torch_executor import TorchExecutor
 
@@ -24,6 +25,8 @@ def poison(executor: LoadedExecutor) -> None:
     for tier in (executor.pool.device, executor.pool.host):
         if isinstance(tier, torch.Tensor):
             tier.fill_(torch.nan)
+        elif has_scales(tier.dtype):
+            tier.fill(-1)  # four bytes of -1 are a scale of NaN
         else:
             tier[...] = cast(np.array(np.nan), tier.dtype)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ from octavo_kernels.dispatch import KernelFailed, form
 from octavo_kernels.native.arrays import dtype_of, to_tensor
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
-from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs
+from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs, GraphDevice
 from octavo_runtime.engine.decode_table import Layout
 from octavo_runtime.engine.gpu import WITHOUT_KERNELS, require_kernels
 from octavo_runtime.engine.gpu_kv_cache import GpuKVPool
@@ -30,9 +30,19 @@ from octavo_runtime.engine.model_files import ModelFiles, Progress
 from octavo_runtime.engine.sampler import sample_tokens, sampled_tokens, step_result
 from octavo_runtime.engine.threads import compute_threads
 from octavo_runtime.engine.torch_sampling import TorchSampling
+from octavo_runtime.engine.warm_up import MAX_SEQUENCES, copy_a_block, warm_up
 from octavo_runtime.errors import DeviceLost, DeviceUnavailable
-from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY, KVSize, kv_block_bytes, size_kv, weight_bytes
+from octavo_runtime.loading.plan import (
+    DEFAULT_CPU_KV_MEMORY,
+    KVSize,
+    check_packing,
+    held_bytes,
+    kv_block_bytes,
+    most_bytes,
+    size_kv,
+)
 from octavo_runtime.models.decoder import Decoder
+from octavo_runtime.models.quantised import pack_weights, quantise
 
 __all__ = ["TorchExecutor", "load_torch"]
 
@@ -62,6 +72,10 @@ class TorchExecutor:
         self._graphs = graphs
         self._sampled: Mapping[int, int] = {}  # by the last step: sequence number -> token
         self._thread: int | None = None
+
+    def without_graphs(self) -> TorchExecutor:
+        """The same model on the same KV cache, each step kernel by kernel. One of the two runs at a time."""
+        return TorchExecutor(self._decoder, self.pool, self.info)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -114,15 +128,19 @@ def set_threads() -> None:
     torch.set_num_threads(compute_threads())
 
 
-def load_torch(model: ModelFiles, progress: Progress) -> TorchExecutor:
+def load_torch(
+    model: ModelFiles, progress: Progress, graph_device: Callable[[torch.device], GraphDevice] | None = None
+) -> TorchExecutor:
     """Reads the weights of a checked model, then takes the KV cache.
 
     Args:
         model: What its files say.
         progress: See Progress.
+        graph_device: See `load_executor`.
 
     Raises:
         BadFlags: --kv-cache-memory or --swap-space are at fault.
+        UnsupportedModel: A weight in groups has a width that no kernel takes.
         BadWeights: A file could not be read.
         DeviceUnavailable: `cuda` without a usable GPU, or the GPU is too old for the kernels.
         NotEnoughMemoryForWeights, NotEnoughMemoryForKV: With needed and available bytes.
@@ -139,13 +157,21 @@ def load_torch(model: ModelFiles, progress: Progress) -> TorchExecutor:
     else:
         set_threads()
         size_kv(spec, config, model.kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)  # fails at once
-    weights_bytes = weight_bytes(model.weights, model.dtype)
-    require_room_for_weights(weights_bytes, free_memory(device), model.dtype, device.type)
+    check_packing(model.weights, packed=True)
+    quantization = config.quantization
+    require_room_for_weights(
+        most_bytes(model.weights, model.dtype, quantization, packed=True),
+        free_memory(device),
+        model.dtype if quantization == "none" else quantization,
+        device.type,
+    )
     return_freed_memory()
-    with model.open_weights(model.dtype, progress) as weights:
-        parameters = {name: to_tensor(weights.read(name)).to(device) for name in weights.names}
+    parameters = _parameters(model, device, progress)
+    held = held_bytes(model.weights, model.dtype, quantization, packed=True)
+    kernels = _form_name(device) if quantization == "none" else f"{_form_name(device)} ({quantization})"
+    capturing = graph_device or (CudaDevice if device.type == "cuda" else None)
 
-    def assemble(size: KVSize) -> TorchExecutor:
+    def assemble(size: KVSize, *, with_graphs: bool = True) -> TorchExecutor:
         pool: KVPool | GpuKVPool
         if device.type == "cpu":
             pool = KVPool(
@@ -163,23 +189,34 @@ def load_torch(model: ModelFiles, progress: Progress) -> TorchExecutor:
                 num_blocks=size.num_blocks,
                 num_host_blocks=size.num_host_blocks,
                 block_size=config.block_size,
-                dtype=getattr(torch, model.kv_dtype),
+                dtype=torch.float8_e4m3fn if model.kv_dtype == "fp8" else getattr(torch, model.kv_dtype),
                 device=device,
             )
             kv_cache = pool.device
         decoder = Decoder(
             spec, parameters, kv_cache=kv_cache, vocab_size=model.tokens.vocab_size, max_model_len=size.max_model_len
         )
-        info = model.info(size, weights_bytes, _form_name(device))
-        return TorchExecutor(decoder, pool, info, _graphs(decoder, config, size.max_model_len))
+        graphs = _graphs(decoder, config, size.max_model_len, capturing) if with_graphs else None
+        return TorchExecutor(decoder, pool, model.info(size, held, kernels), graphs)
 
+    longest = model.longest_prefill
+    block_bytes = kv_block_bytes(spec, config, model.kv_dtype)
+    blocks = -(-longest // config.block_size)
+    compiles = _form_name(device) == "triton"
+    if compiles:
+        # Before graphs are captured and memory is measured: both find everything compiled.
+        room = max(blocks, MAX_SEQUENCES)
+        warm_up(
+            assemble(KVSize(room, block_bytes, longest, room, 0), with_graphs=False),
+            max_tokens=longest,
+            max_sequences=config.scheduler.max_num_seqs,
+            report=lambda done, total: progress("kernels", done, total),
+        )
     if device.type == "cpu":
         memory = config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY
         require_room_for_kv(memory, config.swap_space, free_memory(device))
     else:
-        longest = model.longest_prefill
-        blocks = -(-longest // config.block_size)
-        trial = KVSize(blocks, kv_block_bytes(spec, config, model.kv_dtype), longest, blocks, 0)
+        trial = KVSize(blocks, block_bytes, longest, blocks, 0)
         free = free_memory(device)
         executor = assemble(trial)
         captured = free - free_memory(device) - blocks * trial.block_bytes
@@ -187,8 +224,33 @@ def load_torch(model: ModelFiles, progress: Progress) -> TorchExecutor:
         del executor
         memory = _gpu_kv_memory(config, device, activations)
     executor = assemble(size_kv(spec, config, model.kv_dtype, memory))
+    if compiles:
+        copy_a_block(executor)
     keep_freed_memory()
     return executor
+
+
+def _parameters(model: ModelFiles, device: torch.device, progress: Progress) -> dict[str, torch.Tensor]:
+    """Name to tensor on the device, as `loading.weight_map` names them; quantised ones as `models.quantised` does."""
+    parameters: dict[str, torch.Tensor] = {}
+    quantization = model.config.quantization
+    with model.open_weights(model.dtype, progress) as weights:
+        for name in weights.names:
+            tensor = to_tensor(weights.read(name)).to(device)
+            parameters |= quantise(name, tensor) if quantization == "w8a16" else {name: tensor}
+        if weights.tied:
+            parameters |= {
+                name.replace("embedding", "head"): tensor
+                for name, tensor in parameters.items()
+                if name.startswith("embedding")
+            }
+    pack_weights(
+        parameters,
+        quantization=quantization,
+        vocab_size=model.tokens.vocab_size,
+        dtype=getattr(torch, model.dtype),
+    )
+    return parameters
 
 
 def free_memory(device: torch.device) -> int:
@@ -218,17 +280,24 @@ def _form_name(device: torch.device) -> str:
 
 
 @torch.inference_mode()
-def _graphs(decoder: Decoder, config: EngineConfig, max_model_len: int) -> DecodeGraphs | None:
+def _graphs(
+    decoder: Decoder,
+    config: EngineConfig,
+    max_model_len: int,
+    capturing: Callable[[torch.device], GraphDevice] | None,
+) -> DecodeGraphs | None:
     """The decoder's graphs, where its kernels never wait for the device."""
     device = torch.device(config.device)
-    if device.type != "cuda" or _form_name(device) != "triton":
+    if capturing is None or _form_name(device) != "triton":
         return None
     # Multiples of 16: every column and block table begins as kernels are compiled for.
     rows, blocks = config.scheduler.max_num_seqs, -(-max_model_len // config.block_size)
     layout = Layout(-(-rows // 16) * 16, -(-blocks // 16) * 16)
     words = torch.zeros(layout.size, dtype=torch.int32, device=device)
     try:
-        return DecodeGraphs(decoder, CudaDevice(device), words, layout=layout, block_size=config.block_size)
+        return DecodeGraphs(
+            decoder, capturing(device), words, layout=layout, max_rows=rows, block_size=config.block_size
+        )
     except KernelFailed as error:
         raise DeviceUnavailable(str(error), hint=WITHOUT_KERNELS) from error
 

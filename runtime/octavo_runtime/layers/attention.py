@@ -9,7 +9,7 @@ import torch
 
 from octavo_kernels.paged_attention import paged_attention
 from octavo_kernels.rotary_kv import rotary_kv
-from octavo_runtime.layers.linear import Linear
+from octavo_runtime.layers.linear import AnyLinear
 
 __all__ = ["Attention", "AttentionStep"]
 
@@ -46,8 +46,8 @@ class Attention:
         v_cache: The same for values.
     """
 
-    qkv: Linear
-    output: Linear
+    qkv: AnyLinear
+    output: AnyLinear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     eps: float

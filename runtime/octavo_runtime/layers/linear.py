@@ -1,4 +1,4 @@
-"""A linear layer's weights."""
+"""A linear layer's weights: as they are stored, or quantised."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Linear"]
+from octavo_kernels.linear import linear_w4a16, linear_w8a16
+
+__all__ = ["AnyLinear", "GroupedLinear", "Int8Linear", "Linear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +26,44 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, in] -> [tokens, out]."""
         return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """x @ (weight * scales).T + bias.
+
+    Attributes:
+        weight: [out, in], int8.
+        scales: [out], float32.
+        bias: [out], or None.
+    """
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, in] -> [tokens, out]."""
+        return linear_w8a16(x, self.weight, self.scales, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLinear:
+    """A weight of four bits in groups of 32 inputs, packed as octavo_kernels.linear.pairs does.
+
+    Attributes:
+        weight: [in / 64, out, 32], uint8.
+        groups: [in / 32, out], int32.
+        bias: [out], or None.
+    """
+
+    weight: torch.Tensor
+    groups: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, in] -> [tokens, out]."""
+        return linear_w4a16(x, self.weight, self.groups, self.bias)
+
+
+AnyLinear = Linear | Int8Linear | GroupedLinear

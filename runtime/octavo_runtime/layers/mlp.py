@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo_kernels.gated_activation import silu_mul
-from octavo_runtime.layers.linear import Linear
+from octavo_runtime.layers.linear import AnyLinear
 
 __all__ = ["GatedMLP"]
 
@@ -21,8 +21,8 @@ class GatedMLP:
         down: Back.
     """
 
-    gate_up: Linear
-    down: Linear
+    gate_up: AnyLinear
+    down: AnyLinear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo_runtime.domain import EngineConfig
-from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights
+from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights, UnsupportedModel
 from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.spec import DecoderSpec, read_spec
 from octavo_runtime.loading.weight_map import WeightMap, weight_map
@@ -22,9 +22,12 @@ __all__ = [
     "activation_bytes",
     "check_batch_invariant",
     "check_growth",
+    "check_packing",
+    "held_bytes",
     "kv_block_bytes",
+    "kv_token_bytes",
+    "most_bytes",
     "plan_model",
-    "quantised_bytes",
     "resolve_device",
     "resolve_dtype",
     "resolve_kv_dtype",
@@ -35,8 +38,13 @@ __all__ = [
 ]
 
 DEFAULT_CPU_KV_MEMORY = 1 << 30
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "fp8": 1}
+_KV_SCALE_BYTES = 4
+"""What a token's keys, or values, of one kv head in int8 or fp8 have beside them."""
+
 _GIB = 1 << 30
+_PACKED_INPUTS = 64
+"""Inputs of a weight in four bits that a GPU's kernels take at a time (octavo_kernels.linear.pairs)."""
 _CUDA_CONTEXT = 1 << 29
 """What CUDA and its libraries take of a GPU beside everything else: about half a GiB, more on larger GPUs."""
 
@@ -139,10 +147,16 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
     stored = weights.stored_dtypes(checkpoint)
     dtype = resolve_dtype(config.dtype, device, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
+    packed = device == "cuda"
+    check_packing(weights, packed=packed)
+    # A CPU's weights are counted in the dtype unless they are quantised, which native kernels alone do.
+    narrow = config.quantization == "w8a16" and not packed
+    held = held_bytes(weights, storage_dtype(dtype, stored) if narrow else dtype, config.quantization, packed=packed)
     activations = None if gpu_memory is None else activation_bytes(spec, config, dtype)
     memory = config.kv_cache_memory
     if gpu_memory is not None and activations is not None:
-        memory = _gpu_kv_memory(config, gpu_memory, weight_bytes(weights, dtype), activations)
+        most = most_bytes(weights, dtype, config.quantization, packed=packed)
+        memory = _gpu_kv_memory(config, gpu_memory, held, most, activations)
     elif memory is None and device == "cpu":
         memory = DEFAULT_CPU_KV_MEMORY
     size = None if memory is None else size_kv(spec, config, kv_dtype, memory)
@@ -159,12 +173,10 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
         quantization=config.quantization,
         kv_cache_dtype=kv_dtype,
         block_size=config.block_size,
-        weights_bytes=quantised_bytes(weights, storage_dtype(dtype, stored))
-        if config.quantization == "w8a16"
-        else weight_bytes(weights, dtype),
+        weights_bytes=held,
         gpu_memory_bytes=gpu_memory,
         activations_bytes=activations,
-        kv_bytes_per_token=spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype],
+        kv_bytes_per_token=kv_token_bytes(spec, kv_dtype),
         kv_cache_bytes=None if size is None else size.num_blocks * size.block_bytes,
         kv_tokens=kv_tokens,
         num_blocks=None if size is None else size.num_blocks,
@@ -211,40 +223,92 @@ def storage_dtype(dtype: str, stored: set[str]) -> str:
 
 
 def resolve_kv_dtype(config: EngineConfig, dtype: str) -> str:
-    """The KV cache's dtype that `auto` means: the weights'."""
+    """The KV cache's dtype that `auto` means: the weights'.
+
+    Args:
+        config: With the device resolved.
+        dtype: Of the weights, resolved.
+
+    Raises:
+        BadFlags: It is fp8, on a CPU.
+    """
+    if config.kv_cache_dtype == "fp8" and config.device == "cpu":
+        raise BadFlags(
+            "--kv-cache-dtype fp8 is for GPUs, and the device is cpu",
+            hint="Use --kv-cache-dtype int8, which takes as many bytes.",
+        )
     return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
 def weight_bytes(weights: WeightMap, dtype: str) -> int:
-    """Bytes of the parameters: in this dtype, but for weights in groups."""
+    """Bytes of the parameters as they are read: in this dtype, but for weights in groups."""
     return weights.num_elements * _ITEM_BYTES[dtype] + weights.group_bytes
 
 
-def quantised_bytes(weights: WeightMap, dtype: str) -> int:
-    """Bytes of the parameters in w8a16: a byte for each number of a linear layer, two numbers for each of its outputs.
+def held_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: bool) -> int:
+    """Bytes of the parameters as they are held once they are loaded.
 
     Args:
-        weights: With a tied embedding, which stays beside the head made of it.
-        dtype: Of embedding, norms and biases.
+        weights: With a tied embedding, which under w8a16 stays beside the head made of it.
+        dtype: Of embedding, norms and biases, and of weights that are not quantised.
+        quantization: Resolved.
+        packed: Whether quantised weights are packed as a GPU's kernels take them, not as a CPU's native ones do.
     """
-    embedding = weights.shapes["embedding"]
-    linear = [shape for name, shape in weights.shapes.items() if name.endswith(".weight") or name == "head"]
-    if weights.tied:
-        linear.append(embedding)
-    in_linear = sum(math.prod(shape) for shape in linear)
-    others = weights.num_elements - in_linear + (math.prod(embedding) if weights.tied else 0)
-    return in_linear + 8 * sum(outputs for outputs, _ in linear) + others * _ITEM_BYTES[dtype]
+    item = _ITEM_BYTES[dtype]
+    if quantization != "w8a16":
+        return weight_bytes(weights, dtype) + (_widening(weights, item) if packed else 0)
+    linear = _linear_shapes(weights)
+    in_linear = sum(map(math.prod, linear))
+    others = weights.num_elements - in_linear + (math.prod(weights.shapes["embedding"]) if weights.tied else 0)
+    # Beside an output's scale the native kernels have its sum.
+    for_output = 4 if packed else 8
+    return in_linear + for_output * sum(outputs for outputs, _ in linear) + others * item
+
+
+def most_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: bool) -> int:
+    """Bytes of the parameters while they are loaded: as held, beside the largest that is packed.
+
+    Args:
+        weights: What is read.
+        dtype: It is read in.
+        quantization: Resolved.
+        packed: As in `held_bytes`.
+    """
+    read = weight_bytes(weights, dtype)
+    if quantization == "none":
+        return read
+    held = held_bytes(weights, dtype, quantization, packed=packed)
+    if quantization == "w8a16":
+        return held + max(map(math.prod, _linear_shapes(weights))) * _ITEM_BYTES[dtype]
+    largest = max(math.prod(weights.shapes[name]) for name in weights.fixed if name.endswith(".qweight"))
+    # On a GPU groups are packed when all is read; four bits have a byte meanwhile, twice while they are put together.
+    return max(read, held) + (4 * largest if packed else largest)
+
+
+def _linear_shapes(weights: WeightMap) -> list[tuple[int, ...]]:
+    shapes = [shape for name, shape in weights.shapes.items() if name.endswith(".weight") or name == "head"]
+    return [*shapes, weights.shapes["embedding"]] if weights.tied else shapes
+
+
+def _widening(weights: WeightMap, item: int) -> int:
+    """Bytes that weights in groups of eight bits take on a GPU beyond what is stored: it has them in the dtype."""
+    bytes_ = 0
+    for name, dtype in weights.fixed.items():
+        if name.endswith(".qweight") and dtype == "I8":
+            scales = f"{name.removesuffix('.qweight')}.scales"
+            bytes_ += math.prod(weights.shapes[name]) * (item - 1) - 2 * math.prod(weights.shapes[scales])
+    return bytes_
 
 
 def resolve_quantization(config: EngineConfig, spec: DecoderSpec) -> str:
     """How the weights are to lie in memory: as the configuration says, where `none` takes them as they are stored.
 
     Args:
-        config: With the device resolved.
+        config: What is asked for.
         spec: The model.
 
     Raises:
-        BadFlags: The checkpoint stores them in another way, or they lie on a GPU.
+        BadFlags: The checkpoint stores them in another way.
     """
     asked, stored = config.quantization, spec.quantization
     if stored is not None and asked not in {"none", stored}:
@@ -257,14 +321,7 @@ def resolve_quantization(config: EngineConfig, spec: DecoderSpec) -> str:
             "--quantization w4a16, but the model directory does not hold weights in groups of four bits",
             hint="Make one with `octavo convert --quantization keep FILE.gguf OUT_DIR`, or leave --quantization out.",
         )
-    resolved = stored or asked
-    if resolved != "none" and config.device != "cpu":
-        raise BadFlags(
-            f"--quantization {resolved} runs on a CPU alone, and the device is {config.device}",
-            hint="Use --device cpu, or "
-            + ("leave --quantization out." if stored is None else "convert the GGUF file without --quantization keep."),
-        )
-    return resolved
+    return stored or asked
 
 
 def check_batch_invariant(config: EngineConfig) -> None:
@@ -281,6 +338,28 @@ def check_batch_invariant(config: EngineConfig) -> None:
             f"--batch-invariant is for the native CPU kernels, and the device is {config.device}",
             hint="Leave --batch-invariant out, or use --device cpu.",
         )
+
+
+def check_packing(weights: WeightMap, *, packed: bool) -> None:
+    """Checks that weights in groups can be packed.
+
+    Args:
+        weights: What is read.
+        packed: As in `held_bytes`.
+
+    Raises:
+        UnsupportedModel: One of four bits cannot; it is named.
+    """
+    if not packed:
+        return
+    for name, dtype in weights.fixed.items():
+        width = 2 * weights.shapes[name][-1]
+        if name.endswith(".qweight") and dtype == "U8" and width % _PACKED_INPUTS:
+            raise UnsupportedModel(
+                f"{name.removesuffix('.qweight')} is stored in groups of four bits and has {width} inputs; on a GPU "
+                f"they must be a multiple of {_PACKED_INPUTS}",
+                hint="Use --device cpu, or convert the GGUF file without --quantization keep.",
+            )
 
 
 def check_growth(config: EngineConfig) -> None:
@@ -300,9 +379,15 @@ def check_growth(config: EngineConfig) -> None:
         )
 
 
+def kv_token_bytes(spec: DecoderSpec, kv_dtype: str) -> int:
+    """Bytes that a token keeps in the KV cache over all layers, keys and values, scales included."""
+    scales = 2 * spec.num_layers * spec.num_kv_heads * _KV_SCALE_BYTES if _ITEM_BYTES[kv_dtype] == 1 else 0
+    return spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype] + scales
+
+
 def kv_block_bytes(spec: DecoderSpec, config: EngineConfig, kv_dtype: str) -> int:
     """Bytes of a KV block over all layers, keys and values."""
-    return spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype] * config.block_size
+    return kv_token_bytes(spec, kv_dtype) * config.block_size
 
 
 def activation_bytes(spec: DecoderSpec, config: EngineConfig, dtype: str) -> int:
@@ -391,17 +476,30 @@ def _num_host_blocks(config: EngineConfig, block_bytes: int) -> int:
     return config.swap_space // block_bytes
 
 
-def _gpu_kv_memory(config: EngineConfig, gpu_memory: int, weights: int, activations: int) -> int:
-    """Bytes that a GPU has for the KV cache, as `engine.memory` finds them on one that is there."""
-    available = gpu_memory - _CUDA_CONTEXT - weights
-    if available < 0:
+def _gpu_kv_memory(config: EngineConfig, gpu_memory: int, held: int, most: int, activations: int) -> int:
+    """Bytes that a GPU has for the KV cache, as `engine.memory` finds them on one that is there.
+
+    Args:
+        config: How it would be served.
+        gpu_memory: Bytes of the GPU.
+        held: Bytes of the weights once loaded.
+        most: Bytes of them while they are loaded.
+        activations: Bytes of the largest step beside weights and KV cache.
+
+    Raises:
+        NotEnoughMemoryForWeights, NotEnoughMemoryForKV: See `plan_model`.
+    """
+    available = gpu_memory - _CUDA_CONTEXT
+    if most > available:
         raise NotEnoughMemoryForWeights(
-            f"the weights take {weights} bytes, and a GPU of {gpu_memory} has {gpu_memory - _CUDA_CONTEXT} for them",
-            hint="Plan for a larger GPU" + (", or use --dtype bfloat16." if config.dtype == "float32" else "."),
-            needed=weights,
-            available=gpu_memory - _CUDA_CONTEXT,
+            f"the weights take {most} bytes while they are loaded, and a GPU of {gpu_memory} has {available} for them",
+            hint="Plan for a larger GPU"
+            + (", or use --dtype bfloat16" if config.dtype == "float32" else "")
+            + (", or --quantization w8a16." if config.quantization == "none" else "."),
+            needed=most,
+            available=available,
         )
-    available -= activations
+    available -= held + activations
     if config.kv_cache_memory is None:
         return max(0, available - int(gpu_memory * (1 - config.gpu_memory_utilization)))
     if config.kv_cache_memory > available:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from octavo_kernels.native.arrays import to_tensor
 from octavo_kernels.paged_attention import PagedBatch, prepare
 from octavo_kernels.rms_norm import add_rms_norm, rms_norm
 from octavo_runtime.layers.attention import Attention, AttentionStep
-from octavo_runtime.layers.linear import Linear
+from octavo_runtime.layers.embedding import AnyEmbedding, Embedding, GroupedEmbedding
+from octavo_runtime.layers.linear import AnyLinear, GroupedLinear, Int8Linear, Linear
 from octavo_runtime.layers.mlp import GatedMLP
 from octavo_runtime.layers.rotary import RotaryTable
 from octavo_runtime.loading.spec import DecoderSpec
@@ -33,7 +35,7 @@ class Decoder:
 
     Args:
         spec: Its description.
-        parameters: Name to tensor, as `loading.weight_map` names them; without a head where that is the embedding.
+        parameters: Name to tensor, as `loading.weight_map` names them; quantised ones as `models.quantised` does.
         kv_cache: [layers, 2, blocks, block size, kv heads, head_dim], keys first.
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
@@ -42,26 +44,26 @@ class Decoder:
     def __init__(
         self,
         spec: DecoderSpec,
-        parameters: dict[str, torch.Tensor],
+        parameters: Mapping[str, torch.Tensor],
         *,
         kv_cache: torch.Tensor,
         vocab_size: int,
         max_model_len: int,
     ) -> None:
         self._eps = spec.rms_norm_eps
-        self._embedding = parameters["embedding"]  # [vocabulary, hidden]
         self._norm = parameters["norm"]
-        self._head = Linear(parameters.get("head", self._embedding)[:vocab_size])
+        self._embedding = _embedding(parameters)
+        self._head = _linear(parameters, "head", "head", vocab_size)
         cos, sin = map(to_tensor, rotary_table(spec.rope, spec.head_dim, max_model_len))
         self._rotary = RotaryTable(
             cos,
             sin,
-            dtype=self._embedding.dtype,
-            device=self._embedding.device,
+            dtype=self._norm.dtype,
+            device=self._norm.device,
         )
 
-        def linear(name: str) -> Linear:
-            return Linear(parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+        def linear(name: str) -> AnyLinear:
+            return _linear(parameters, name, f"{name}.weight")
 
         self._layers = [
             _Layer(
@@ -126,7 +128,7 @@ class Decoder:
         """
         cos, sin = self._rotary.at(positions)
         step = AttentionStep(cos, sin, slots, prepared)
-        residual = torch.nn.functional.embedding(token_ids, self._embedding)  # [tokens, hidden]
+        residual = self._embedding(token_ids)  # [tokens, hidden]
         x = rms_norm(residual, self._layers[0].attention_norm, self._eps)
         for layer, following in zip(self._layers, [*self._layers[1:], None], strict=True):
             x = layer.attention(x, step)
@@ -137,3 +139,22 @@ class Decoder:
         if logit_rows is not None:
             x, residual = x.index_select(0, logit_rows), residual.index_select(0, logit_rows)
         return self._head(add_rms_norm(x, residual, self._norm, self._eps))
+
+
+def _linear(parameters: Mapping[str, torch.Tensor], name: str, weight_name: str, rows: int | None = None) -> AnyLinear:
+    """A layer from what there is of it; `rows`: the first outputs alone, of one that has no bias."""
+    bias = parameters.get(f"{name}.bias")
+    if f"{name}.packed" in parameters:
+        return GroupedLinear(parameters[f"{name}.packed"], parameters[f"{name}.groups"], bias)
+    weight = parameters[weight_name][:rows]
+    if weight.dtype == torch.int8:
+        return Int8Linear(weight, parameters[f"{name}.scales"][:rows], bias)
+    return Linear(weight, bias)
+
+
+def _embedding(parameters: Mapping[str, torch.Tensor]) -> AnyEmbedding:
+    if "embedding.packed" in parameters:
+        return GroupedEmbedding(
+            parameters["embedding.packed"], parameters["embedding.groups"], parameters["norm"].dtype
+        )
+    return Embedding(parameters["embedding"])

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _WITHOUT = {
     "--quantization w8a16": "leave --quantization out, for the weights as they are stored",
     "--quantization w4a16": "convert the GGUF file without --quantization keep",
+    "--kv-cache-dtype int8": "leave --kv-cache-dtype out",
     "--batch-invariant": "leave --batch-invariant out",
 }
 
@@ -46,7 +47,8 @@ def open_native(spec: DecoderSpec, threads: int, needed_by: str | None = None) -
     except RuntimeError as error:
         raise BadFlags(str(error)) from error
     if forced not in {None, "native"}:
-        if needed_by:
+        quantised_by_triton = forced == "triton" and needed_by in {"--quantization w8a16", "--quantization w4a16"}
+        if needed_by and not quantised_by_triton:
             raise BadFlags(
                 f"{needed_by} needs the native kernels, but {ENVIRONMENT_VARIABLE}={forced}",
                 hint=f"Leave {ENVIRONMENT_VARIABLE} out, or {_WITHOUT[needed_by]}.",
@@ -78,7 +80,7 @@ class NativeDecoder:
         context: The library and its threads.
         spec: The model.
         weights: Its parameters. Each is packed before the next one is read.
-        kv_cache: [layers, 2, blocks, block size, kv heads, head_dim], keys first.
+        kv_cache: [layers, 2, blocks, block size, kv heads, row], keys first, as `KVPool` has it.
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
         quantise: Whether linear layers take eight bits for a weight (w8a16). The embedding stays as it is; logits of a

@@ -22,7 +22,8 @@ from octavo_runtime.engine.sampler import SamplingForm, sample_tokens
 from octavo_runtime.errors import BadFlags
 
 WriteModel = Callable[..., Path]
-BLOCK = 1024  # bytes, of 8 tokens
+BLOCK = 1024  # bytes, of 8 tokens in float32
+INT8_BLOCK = 384
 OUTPUT = 30
 Logits = dict[tuple[str, int], Array]
 
@@ -50,17 +51,23 @@ PROMPTS = {
 }
 
 
-def run(model: Path, seen: Logits, *, apart: bool = False, twice: bool = False, **settings: Any) -> EngineCore:
-    """Runs all prompts, together or one after the other; checks that each logits were seen."""
+def run(
+    model: Path, seen: Logits, *, apart: bool = False, twice: bool = False, blocks: int = 100, **settings: Any
+) -> EngineCore:
+    """Runs all prompts, together or one after the other, with so many KV blocks; checks that each logits were seen."""
+    block_bytes = INT8_BLOCK if settings.get("kv_cache_dtype") == "int8" else BLOCK
     scheduler = SchedulerConfig(
         max_num_seqs=8,
         admission="max-utilization",
         max_num_batched_tokens=settings.pop("max_num_batched_tokens", 256),
         async_scheduling=settings.pop("async_scheduling", False),
     )
-    config = EngineConfig(str(model), device="cpu", kv_cache_memory=100 * BLOCK, block_size=8, batch_invariant=True)
+    config = EngineConfig(
+        str(model), device="cpu", kv_cache_memory=blocks * block_bytes, block_size=8, batch_invariant=True
+    )
     config = replace(config, scheduler=scheduler, **settings)
     executor = load_executor(config)
+    assert executor.info.num_blocks == blocks
     executor.info = replace(executor.info, swap_seconds_per_block=0.0)  # to swap pays
     core = EngineCore(executor, config)
     for _ in range(2 if twice else 1):
@@ -74,34 +81,36 @@ def run(model: Path, seen: Logits, *, apart: bool = False, twice: bool = False, 
     return core
 
 
-@pytest.mark.parametrize("quantization", ["none", "w8a16"])
+@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("none", "auto"), ("w8a16", "auto"), ("none", "int8")])
 def test_logits_are_the_same_however_they_are_computed(
-    write_model: WriteModel, seen: Logits, quantization: str
+    write_model: WriteModel, seen: Logits, quantization: str, kv_cache_dtype: str
 ) -> None:
     model = write_model()
-    mode: dict[str, Any] = {"quantization": quantization}
+    mode: dict[str, Any] = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
     run(model, seen, apart=True, **mode)
     run(model, seen, **mode)
     run(model, seen, async_scheduling=True, **mode)
     run(model, seen, max_num_batched_tokens=8, **mode)  # prompts in chunks, beside decodes
     cached = run(model, seen, twice=True, **mode).idle().stats
     assert cached.prefix_hits > 0
-    preempted = run(model, seen, kv_cache_memory=14 * BLOCK, **mode).idle().stats
+    preempted = run(model, seen, blocks=14, **mode).idle().stats
     assert preempted.num_preemptions > 0
     assert preempted.num_recomputed_tokens > 0
-    swapped = run(model, seen, kv_cache_memory=14 * BLOCK, swap_space=40 * BLOCK, **mode).idle().stats
+    swapped = run(model, seen, blocks=14, swap_space=40 * BLOCK, **mode).idle().stats
     assert swapped.num_swapped_in > 0
 
 
 @pytest.mark.parametrize("form", ["cpu", "reference"])
-def test_load_executor_batch_invariant_without_native_kernels(
-    write_model: WriteModel, monkeypatch: pytest.MonkeyPatch, form: str
+@pytest.mark.parametrize(
+    ("flag", "setting"),
+    [("--batch-invariant", {"batch_invariant": True}), ("--kv-cache-dtype int8", {"kv_cache_dtype": "int8"})],
+)
+def test_load_executor_without_native_kernels_that_a_flag_needs(
+    write_model: WriteModel, monkeypatch: pytest.MonkeyPatch, form: str, flag: str, setting: dict[str, Any]
 ) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, form)
-    with pytest.raises(
-        BadFlags, match=f"--batch-invariant needs the native kernels, but {ENVIRONMENT_VARIABLE}={form}"
-    ):
-        load_executor(EngineConfig(str(write_model()), device="cpu", batch_invariant=True))
+    with pytest.raises(BadFlags, match=f"{flag} needs the native kernels, but {ENVIRONMENT_VARIABLE}={form}"):
+        load_executor(EngineConfig(str(write_model()), device="cpu", **setting))
 
 
 def test_load_executor_batch_invariant_on_a_gpu(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:

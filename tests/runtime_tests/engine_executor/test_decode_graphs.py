@@ -62,7 +62,12 @@ def replaying(plain: TorchExecutor, device: RecordingDevice) -> TorchExecutor:
     poison(plain)
     with torch.inference_mode():
         graphs = DecodeGraphs(
-            decoder, device, torch.zeros(layout.size, dtype=torch.int32), layout=layout, block_size=info.block_size
+            decoder,
+            device,
+            torch.zeros(layout.size, dtype=torch.int32),
+            layout=layout,
+            max_rows=ROWS,
+            block_size=info.block_size,
         )
     assert np.isnan(plain.pool.device).all(), "rows of nobody have KV"
     return TorchExecutor(decoder, plain.pool, info, graphs=graphs)

@@ -306,12 +306,6 @@ def test_load_executor_quantised_heads_without_native_form(write_model: WriteMod
         load(write_model(num_attention_heads=4, num_key_value_heads=2), quantization="w8a16")
 
 
-def test_load_executor_quantised_on_a_gpu(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "gpu_driver", lambda: True)
-    with pytest.raises(BadFlags, match="--quantization w8a16 runs on a CPU alone, and the device is cuda"):
-        load(write_model(), device="auto", quantization="w8a16")
-
-
 def test_load_executor_unknown_form(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "fast")
     with pytest.raises(BadFlags, match=f"{ENVIRONMENT_VARIABLE}=fast, but on cpu there are only the forms native, cpu"):

@@ -49,6 +49,18 @@ def test_require_kernels_unsupported_model(
     assert "OCTAVO_KERNELS=reference" in caught.value.hint
 
 
+@pytest.mark.parametrize("capability", [(8, 0), HOPPER], ids=str)
+def test_require_kernels_int8_kv_cache(spec: DecoderSpec, capability: tuple[int, int]) -> None:
+    require_kernels(spec, capability, "bfloat16", "int8")
+
+
+def test_require_kernels_fp8_kv_cache(spec: DecoderSpec) -> None:
+    require_kernels(spec, (8, 9), "float16", "fp8")
+    with pytest.raises(BadFlags, match=r"fp8: the GPU has compute capability 8\.0, and e4m3 needs 8\.9") as caught:
+        require_kernels(spec, (8, 0), "bfloat16", "fp8")
+    assert "int8" in caught.value.hint
+
+
 def test_require_kernels_reference_runs_everything(spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "reference")
     require_kernels(replace(spec, head_dim=72), (7, 0), "float32", "float32")

@@ -97,6 +97,13 @@ def test_plan_agrees(
     )
 
 
+def test_plan_agrees_int8_kv_cache(write_model: Callable[..., Path]) -> None:
+    config = EngineConfig(
+        str(write_model()), device="cpu", kv_cache_dtype="int8", kv_cache_memory=9 * BLOCK, swap_space=5 * BLOCK
+    )
+    check_agrees(config, padding=0.5)
+
+
 @pytest.mark.model
 def test_plan_agrees_for_a_real_model(smollm2: Path) -> None:
     # The plan says what float32 takes; native kernels keep the checkpoint's bfloat16.

@@ -11,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from octavo_kernels.linear.pairs import pack_pairs
 from octavo_runtime.cli import run
 from octavo_runtime.domain import EngineConfig, SchedulerConfig
-from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights
-from octavo_runtime.loading.plan import plan_model, resolve_dtype, storage_dtype
+from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights, UnsupportedModel
+from octavo_runtime.loading.plan import check_packing, held_bytes, plan_model, resolve_dtype, storage_dtype
 from octavo_runtime.loading.spec import decoder_spec
+from octavo_runtime.loading.weight_map import WeightMap
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -31,6 +33,7 @@ CONFIG = {
 # embedding, q, k, v, o, gate, up, down, three norms
 ELEMENTS = 6 * 8 + 8 * 8 + 4 * 8 + 4 * 8 + 8 * 8 + 3 * 10 * 8 + 3 * 8
 TOKEN = 2 * 1 * 4  # numbers of KV: keys and values of one layer, one head of 4
+SCALES = 2  # of keys and values
 
 
 @pytest.fixture
@@ -78,6 +81,18 @@ def test_plan_model_roomy(model: Path) -> None:
     assert plan_model(model, config(model)).max_model_len == 256
 
 
+@pytest.mark.parametrize(("dtype", "device"), [("int8", "cpu"), ("int8", "cuda"), ("fp8", "cuda")])
+def test_plan_model_kv_cache_of_eight_bits(model: Path, dtype: str, device: str) -> None:
+    plan = plan_model(model, config(model, device=device, kv_cache_dtype=dtype, kv_cache_memory=1 << 20))
+    assert plan.kv_bytes_per_token == TOKEN + 4 * SCALES
+    assert plan.num_blocks == (1 << 20) // (plan.kv_bytes_per_token * 16)
+
+
+def test_plan_model_fp8_kv_cache_on_a_cpu(model: Path) -> None:
+    with pytest.raises(BadFlags, match="--kv-cache-dtype fp8 is for GPUs, and the device is cpu"):
+        plan_model(model, config(model, device="cpu", kv_cache_dtype="fp8"))
+
+
 @pytest.mark.parametrize(("dtype", "item"), [("auto", 2), ("float16", 2)])
 def test_plan_model_quantised(dtype: str, item: int, model: Path) -> None:
     plan = plan_model(model, config(model, dtype=dtype, quantization="w8a16"))
@@ -88,8 +103,49 @@ def test_plan_model_quantised(dtype: str, item: int, model: Path) -> None:
 
 
 def test_plan_model_quantised_on_a_gpu(model: Path) -> None:
-    with pytest.raises(BadFlags, match="--quantization w8a16 runs on a CPU alone, and the device is cuda"):
-        plan_model(model, config(model, device="auto", quantization="w8a16"), gpu_memory=1 << 30)
+    plan = plan_model(model, config(model, device="auto", quantization="w8a16"), gpu_memory=1 << 30)
+    outputs = 6 + 8 + 4 + 4 + 8 + 10 + 10 + 8
+    assert plan.weights_bytes == ELEMENTS - 3 * 8 + 4 * outputs + (6 * 8 + 3 * 8) * 2
+    stored = plan_model(model, config(model, device="auto"), gpu_memory=1 << 30)
+    assert plan.kv_cache_bytes is not None
+    assert stored.kv_cache_bytes is not None
+    gained = plan.kv_cache_bytes - stored.kv_cache_bytes
+    assert gained == pytest.approx(stored.weights_bytes - plan.weights_bytes, abs=TOKEN * 2 * 16)
+
+
+def in_groups(four_bits: bool, width: int) -> WeightMap:
+    """A single weight of 8 outputs beside a norm of 10."""
+    shapes: dict[str, tuple[int, ...]] = {"norm": (10,), "layers.0.down.scales": (8, width // 32)}
+    fixed = {"layers.0.down.scales": "F16", "layers.0.down.qweight": "U8" if four_bits else "I8"}
+    shapes["layers.0.down.qweight"] = (8, width // 2 if four_bits else width)
+    if four_bits:
+        shapes["layers.0.down.minima"], fixed["layers.0.down.minima"] = (8, width // 32), "F16"
+    return WeightMap((), shapes, fixed, tied=True)
+
+
+def test_held_bytes_in_groups() -> None:
+    four, eight = in_groups(True, 64), in_groups(False, 64)
+    for packed in (False, True):
+        assert held_bytes(four, "bfloat16", "w4a16", packed=packed) == 8 * 32 + 2 * 8 * 2 * 2 + 20
+    assert held_bytes(eight, "bfloat16", "w4a16", packed=False) == 8 * 64 + 8 * 2 * 2 + 20
+    assert held_bytes(eight, "bfloat16", "w4a16", packed=True) == 8 * 64 * 2 + 20
+
+
+@pytest.mark.parametrize("width", [32, 64, 96, 128])
+def test_check_packing_as_the_kernels_do(width: int) -> None:
+    check_packing(in_groups(True, width), packed=False)
+    check_packing(in_groups(False, width), packed=True)
+    numbers = torch.zeros(8, width // 32, dtype=torch.float16)
+    if width % 64:
+        with pytest.raises(
+            UnsupportedModel, match=rf"layers\.0\.down .* has {width} inputs; on a GPU .* multiple of 64"
+        ):
+            check_packing(in_groups(True, width), packed=True)
+        with pytest.raises(ValueError, match="multiple of 64"):
+            pack_pairs(torch.zeros(8, width, dtype=torch.uint8), numbers, numbers)
+    else:
+        check_packing(in_groups(True, width), packed=True)
+        pack_pairs(torch.zeros(8, width, dtype=torch.uint8), numbers, numbers)
 
 
 def test_plan_model_in_groups_without_any(model: Path) -> None:
@@ -135,6 +191,18 @@ def test_plan_model_for_a_gpu_that_is_too_small(model: Path) -> None:
     assert raised.value.available is not None
     fits = config(model, device="cuda", kv_cache_memory=raised.value.available)
     assert plan_model(model, fits, gpu_memory=1 << 30).num_blocks
+
+
+def test_plan_model_for_a_gpu_that_is_too_small_while_loading(model: Path) -> None:
+    quantised = config(model, device="cuda", quantization="w8a16")
+    held = plan_model(model, quantised).weights_bytes
+    largest = 10 * 2 * 8 * 2  # gate and up, before they are rounded
+    assert plan_model(model, quantised, gpu_memory=1 << 30).weights_bytes == held
+    with pytest.raises(NotEnoughMemoryForWeights, match=f"take {held + largest} bytes while they are loaded") as raised:
+        plan_model(model, quantised, gpu_memory=(1 << 29) + held + largest - 1)
+    assert "quantization" not in raised.value.hint
+    with pytest.raises(NotEnoughMemoryForKV):
+        plan_model(model, quantised, gpu_memory=(1 << 29) + held + largest)
 
 
 def test_plan_model_gpu_memory_on_a_cpu(model: Path) -> None:

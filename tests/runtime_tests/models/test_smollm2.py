@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -28,10 +29,14 @@ from octavo_runtime.domain import (
     Event,
     Request,
     SamplingParams,
+    ScheduledSequence,
     SchedulerConfig,
+    StepPlan,
 )
+from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.executor import load_executor
 from octavo_runtime.engine.loop import EngineCore
+from octavo_runtime.engine.native_executor import NativeExecutor
 from octavo_runtime.engine.testing import LoadedExecutor, poison
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -67,7 +72,9 @@ def engine(model: Path, block_size: int, **settings: Any) -> LoadedExecutor:
     return executor
 
 
-def scheduler(executor: LoadedExecutor, *, num_blocks: int | None = None, **config: Any) -> Scheduler:
+def scheduler(
+    executor: LoadedExecutor, *, num_blocks: int | None = None, num_host_blocks: int | None = None, **config: Any
+) -> Scheduler:
     info = executor.info
     return Scheduler(
         SchedulerConfig(**({"max_num_seqs": 16} | config)),
@@ -75,7 +82,7 @@ def scheduler(executor: LoadedExecutor, *, num_blocks: int | None = None, **conf
         block_size=info.block_size,
         max_model_len=info.max_model_len,
         eos_token_ids=info.eos_token_ids,
-        num_host_blocks=info.num_host_blocks,
+        num_host_blocks=info.num_host_blocks if num_host_blocks is None else num_host_blocks,
         swap_seconds_per_block=info.swap_seconds_per_block,
         prefill_seconds_per_token=info.prefill_seconds_per_token,
     )
@@ -284,3 +291,39 @@ def test_planned_ahead(paths: list[GreedyPath], smollm2: Path) -> None:
     assert len(answers[0]) == 9
     assert all(len(answers[0][f"greedy {number}", 0]) == 20 for number in range(3))
     assert answers[0]["sampled 0", 0] != answers[0]["sampled 0", 1]
+
+
+def test_int8_kv_cache(paths: list[GreedyPath], smollm2: Path) -> None:
+    # Beside bfloat16: nearly the same likelihoods, in half the memory.
+    prompt = paths[8].prompt
+    wide, narrow = (engine(smollm2, 16, kv_cache_dtype=dtype) for dtype in ("bfloat16", "int8"))
+    assert wide.info.block_bytes / narrow.info.block_bytes == 128 / 68
+    logits = []
+    for executor in (wide, narrow):
+        chunk = ScheduledSequence("a", 0, prompt, 0, tuple(range(30, 50)), 1, 0, GREEDY)
+        batch = build_batch(StepPlan((chunk,)), {}, 16)
+        token_ids, positions, slots = batch.tokens
+        assert isinstance(executor, NativeExecutor)
+        found = executor._decoder.forward(token_ids, positions, slots, batch.paged, np.arange(len(prompt)))
+        logits.append(torch.from_numpy(found).log_softmax(-1))
+    divergence = torch.nn.functional.kl_div(logits[1], logits[0], log_target=True, reduction="batchmean")
+    assert divergence < 0.02
+    assert (logits[0].argmax(-1) == logits[1].argmax(-1)).double().mean() > 0.9
+
+
+def test_int8_kv_cache_however_it_is_computed(paths: list[GreedyPath], smollm2: Path) -> None:
+    # Its own path, each prompt alone, then beside others, in chunks, with too few blocks, and swapped out and in.
+    prompts = [path.prompt for path in paths[3:7]]
+    executor = engine(smollm2, 16, kv_cache_dtype="int8", swap_space=200 * 16 * 12240)
+    own = [
+        GreedyPath(prompt, tokens, tuple(frozenset([token]) for token in tokens))
+        for prompt in prompts
+        for tokens in generate(executor, [prompt])
+    ]
+    follow(executor, scheduler(executor, max_num_batched_tokens=20), own)
+    recomputing = scheduler(executor, num_blocks=12, num_host_blocks=0, admission="max-utilization")
+    follow(executor, recomputing, own)
+    assert recomputing.stats().num_recomputed_tokens > 0
+    swapping = scheduler(executor, num_blocks=12, admission="max-utilization")
+    follow(executor, swapping, own)
+    assert swapping.stats().num_swapped_in > 0

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_kernels.native import Context, build
+from octavo_kernels.native.operations import Operations
+
+# Refuses arch_prctl(ARCH_REQ_XCOMP_PERM, …), as a sandbox may, then looks which instruction sets are left.
+_REFUSED = """
+import ctypes, errno, struct
+libc = ctypes.CDLL(None, use_errno=True)
+instructions = [
+    (0x20, 0, 0, 0),  # load the number of the call
+    (0x15, 0, 3, 158),  # not arch_prctl: allow
+    (0x20, 0, 0, 16),  # load its first argument
+    (0x15, 0, 1, 0x1023),  # not ARCH_REQ_XCOMP_PERM: allow
+    (0x06, 0, 0, 0x00050000 | errno.EPERM),
+    (0x06, 0, 0, 0x7FFF0000),
+]
+code = b"".join(struct.pack("HBBI", *instruction) for instruction in instructions)
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(instructions), 0), 16)
+memory = ctypes.create_string_buffer(code)
+struct.pack_into("P", program, 8, ctypes.addressof(memory))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+from octavo_kernels.native import isas, without_amx
+print(isas()[0], without_amx(), sep=": ")
+"""
+
+
+def test_isas_where_the_system_refuses_amx(require_isa: Callable[[str], str]) -> None:
+    require_isa("amx")
+    result = subprocess.run([sys.executable, "-c", _REFUSED], capture_output=True, text=True, check=False)
+    assert result.stdout == "avx512vnni: the operating system does not permit it\n", result.stderr
+
+
+@pytest.fixture(scope="module")
+def operations(require_isa: Callable[[str], str]) -> dict[str, Operations]:
+    """With AMX, and with what comes next."""
+    return {name: Operations(Context(2, require_isa(name))) for name in ("amx", "avx512vnni")}
+
+
+def compiler(folder: Path, refuses: str) -> list[str]:
+    """One that does nothing, and does not know a flag."""
+    script = folder / "compiler"
+    script.write_text(f'#!/bin/sh\nfor flag in "$@"; do test "$flag" != {refuses} || exit 1; done\n')
+    script.chmod(0o755)
+    return [str(script)]
+
+
+def test_knows_amx(tmp_path: Path) -> None:
+    assert not build.knows_amx(compiler(tmp_path, "-mamx-tile"), tmp_path)
+    assert build.knows_amx(compiler(tmp_path, "-mamx-transpose"), tmp_path)
+
+
+def test_build_without_amx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(build, "find_compiler", lambda: compiler(tmp_path, "-mamx-tile"))
+    monkeypatch.setattr(build, "_run", commands.append)
+    target = tmp_path / "library.so"
+    monkeypatch.setattr(Path, "replace", lambda _path, _target: target)
+    build.build(target)
+    compiled = " ".join(argument for command in commands for argument in command)
+    assert "-DOCTAVO_WITHOUT_AMX" in compiled
+    assert "-DOCTAVO_ISA=avx512vnni" in compiled
+    assert "amx-tile" not in compiled
+
+
+@given(
+    rows=st.sampled_from([1, 2, 7, 8, 9, 15, 16, 17, 24, 25, 240, 243]),
+    out=st.sampled_from([1, 16, 33, 64, 100, 1100]),
+    columns=st.one_of(st.integers(1, 200), st.just(576)),
+    bias=st.booleans(),
+    add=st.booleans(),
+)
+@settings(max_examples=60)
+def test_linear_quantised_is_that_of_vnni(
+    operations: dict[str, Operations], rows: int, out: int, columns: int, bias: bool, add: bool
+) -> None:
+    generator = torch.Generator().manual_seed(rows + out + columns)
+    x, weight, offset, before = (
+        torch.randn(shape, generator=generator) for shape in ((rows, columns), (out, columns), (out,), (rows, out))
+    )
+    got = [
+        of_isa.linear(x, weight, offset if bias else None, before.clone() if add else None, quantised=True)
+        for of_isa in operations.values()
+    ]
+    assert torch.equal(*got)
