@@ -184,7 +184,7 @@ def run_engine(machine: Machine, results: Results, folder: Path) -> None:
     """Streams of one length, then the nano workload, each beside its roofline."""
     results.limit(machine.limits())
     engine = _load(machine, results, folder)
-    for streams in STREAMS[:2] if machine.dry else STREAMS:
+    for streams in STREAMS[:1] if machine.dry else STREAMS:
         requests = _streams(machine, streams)
         if streams == STREAMS[0] and not machine.dry:
             engine.generate(requests)  # whatever happens once happens now
@@ -201,7 +201,7 @@ def run_engine(machine: Machine, results: Results, folder: Path) -> None:
                 temperature=0.6, seed=number, ignore_eos=True, max_tokens=output if not machine.dry else output % 2 + 1
             ),
         )
-        for number, (prompt, output) in enumerate(pairs[:3] if machine.dry else pairs)
+        for number, (prompt, output) in enumerate(pairs[:2] if machine.dry else pairs)
     ]
     _tell("nano", engine, engine.generate(requests), machine, results)
 

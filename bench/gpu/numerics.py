@@ -93,7 +93,7 @@ class _Checks:
             yield f"rms_norm_{width}", partial(self._rms_norm, width)
             yield f"silu_mul_{width}", partial(self._silu_mul, width)
         for form in ("w8a16", "w8a8", "w4a16"):
-            for rows in (3, 65) if self._dry else (1, 17, 64, 300):
+            for rows in (3,) if self._dry else (1, 17, 64, 300):
                 yield f"{form}_r{rows}", partial(self._linear, form, rows)
         yield "block_copy", self._block_copy
 
