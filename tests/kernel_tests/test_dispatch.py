@@ -6,7 +6,7 @@ import pytest
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, form
 
-OPERATIONS = ["block_copy", "paged_attention", "rms_norm", "rotary_kv", "gated_activation", "sampling"]
+OPERATIONS = ["paged_attention", "rms_norm", "rotary_kv", "gated_activation", "sampling"]
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from octavo_kernels.dispatch import form
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["linear_w4a16", "linear_w8a16"]
 

@@ -1,4 +1,4 @@
-"""The memory of the KV cache beside a GPU: blocks on the GPU, and pinned ones on the host."""
+"""The memory of the KV cache for a GPU's kernels: blocks on the GPU, and pinned ones on the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GpuKVPool:
         num_host_blocks: Blocks on the host.
         block_size: Tokens per block.
         dtype: Of keys and values.
-        device: The GPU.
+        device: The GPU; or the CPU, where Triton interprets its kernels.
 
     Attributes:
         device: The GPU's blocks.
@@ -44,7 +44,7 @@ class GpuKVPool:
         row = row_width(spec.head_dim, dtype)
         self.device = torch.empty(pool_shape(spec, num_blocks, block_size, row), dtype=dtype, device=device)
         host_shape = pool_shape(spec, num_host_blocks, block_size, row)
-        self.host = torch.empty(host_shape, dtype=dtype, pin_memory=num_host_blocks > 0)
+        self.host = torch.empty(host_shape, dtype=dtype, pin_memory=device.type == "cuda" and num_host_blocks > 0)
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         """Queues copies as if one after the other."""

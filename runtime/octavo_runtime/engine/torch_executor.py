@@ -169,11 +169,12 @@ def load_torch(
     parameters = _parameters(model, device, progress)
     held = held_bytes(model.weights, model.dtype, quantization, packed=True)
     kernels = _form_name(device) if quantization == "none" else f"{_form_name(device)} ({quantization})"
+    compiles = _form_name(device) == "triton"  # on a CPU, too, where Triton interprets
     capturing = graph_device or (CudaDevice if device.type == "cuda" else None)
 
     def assemble(size: KVSize, *, with_graphs: bool = True) -> TorchExecutor:
         pool: KVPool | GpuKVPool
-        if device.type == "cpu":
+        if device.type == "cpu" and not compiles:
             pool = KVPool(
                 spec,
                 num_blocks=size.num_blocks,
@@ -202,7 +203,6 @@ def load_torch(
     longest = model.longest_prefill
     block_bytes = kv_block_bytes(spec, config, model.kv_dtype)
     blocks = -(-longest // config.block_size)
-    compiles = _form_name(device) == "triton"
     if compiles:
         # Before graphs are captured and memory is measured: both find everything compiled.
         room = max(blocks, MAX_SEQUENCES)
