@@ -21,7 +21,7 @@ from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, Step
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs, GraphDevice
 from octavo_runtime.engine.decode_table import Layout
-from octavo_runtime.engine.gpu import WITHOUT_KERNELS, require_kernels
+from octavo_runtime.engine.gpu import WITHOUT_KERNELS, require_invariant_kernels, require_kernels
 from octavo_runtime.engine.kv_cache import KVPool
 from octavo_runtime.engine.measure import one_sequence, prefill_seconds_per_token, swap_seconds_per_block
 from octavo_runtime.engine.memory import (
@@ -190,13 +190,15 @@ def load_executor(
     device = _device(config)
     config = replace(config, device=device.type)
     check_growth(config)
-    check_batch_invariant(config)
     config = replace(config, quantization=resolve_quantization(config, spec))
+    check_batch_invariant(config)
     stored = weights.stored_dtypes(checkpoint)
     dtype = resolve_dtype(config.dtype, device.type, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
     if device.type == "cuda":
         require_kernels(spec, torch.cuda.get_device_capability(device), dtype, kv_dtype)
+        if config.batch_invariant:
+            require_invariant_kernels()
     if device.type == "cpu":
         # Before the weights are read, so that what cannot fit fails at once.
         size_kv(spec, config, kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)
@@ -242,7 +244,11 @@ def load_executor(
             device=device,
         )
         in_eight_bits = config.quantization == "w8a16"
-        build = functools.partial(NativeDecoder, native, quantise=in_eight_bits) if native else Decoder
+        build = (
+            functools.partial(NativeDecoder, native, quantise=in_eight_bits)
+            if native
+            else functools.partial(Decoder, batch_invariant=config.batch_invariant)
+        )
         decoder = build(
             spec, parameters, kv_cache=pool.device, vocab_size=tokens.vocab_size, max_model_len=size.max_model_len
         )
