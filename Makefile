@@ -76,6 +76,18 @@ bench-kernels: .venv/stamp ## compile the GPU kernels (no GPU needed) and compar
 bench-gpu: .venv/stamp ## kernels and engine on a GPU, in eight minutes; PARTS='A B' some parts, DRY=1 tiny shapes on the CPU
 	@bench/gpu.sh $(PARTS) $(if $(DRY),--dry-run)
 
+# Its packages lie before those of the usual environment, which has torch and all else.
+OLDER := .venv/triton-3.6
+.PHONY: older-triton
+older-triton: .venv/stamp ## the interpreter tests and the compilation of the GPU kernels under Triton 3.6, which it installs; many minutes
+	[ -e $(OLDER)/bin/python ] || .venv/bin/uv venv -q --python $(PY) $(OLDER)
+	.venv/bin/uv pip install -q --python $(OLDER)/bin/python triton==3.6.0 'numpy<2.4'
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(OLDER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/usual.pth"
+	PYTHONPATH=kernels:runtime $(OLDER)/bin/python -m pytest -q -p no:cacheprovider \
+	  -W 'ignore:Conversion of an array with ndim:DeprecationWarning' tests/triton_tests
+	PYTHONPATH=kernels:runtime $(OLDER)/bin/python -m bench.kernels --faults
+
 .PHONY: bench-serving bench-peers bench-quality bench-paging bench-scheduling bench-core bench-autoscaling bench-scraping bench-operator bench-neighbours
 bench-serving: .venv/stamp ## our engine's speed, offline and over HTTP, beside this machine's limits; PROFILE=1 tells where it goes
 	@$(PY) -m bench.serving $(if $(PROFILE),--profile)

@@ -179,7 +179,7 @@ def test_rotary_kv_int8_rows(native: Operations) -> None:
     dtype=st.sampled_from(KV_TYPES),
     seed=st.integers(0, 5),
 )
-@settings(max_examples=100)
+@settings(max_examples=80)
 def test_paged_attention(
     native: Operations,
     sequences: list[tuple[int, int]],
@@ -231,15 +231,37 @@ def test_paged_attention_int8_not_finite(native: Operations) -> None:
 
 @pytest.mark.parametrize("dtype", KV_TYPES, ids=str)
 def test_paged_attention_token_is_the_same_in_any_chunk(native: Operations, dtype: torch.dtype) -> None:
-    # Forms differ with the number of queries, and keys are widened 256 tokens at a time.
+    # Forms differ with the number of queries, contexts go in pieces of 512 tokens, and the third begins under way.
     keys, values, tables = paged_pool(
-        [530], block_size=16, kv_heads=2, head_dim=24, dtype=dtype, generator=torch.Generator().manual_seed(0)
+        [1050], block_size=16, kv_heads=2, head_dim=24, dtype=dtype, generator=torch.Generator().manual_seed(0)
     )
     pool, q = pool_order(keys, values), random(40, 6, 24)
-    together = native.paged_attention(q, *pool, PagedBatch(16, (40,), (530,), tables), 0.2)
-    for row in (0, 7, 15, 16, 39):
-        alone = native.paged_attention(q[row : row + 1], *pool, PagedBatch(16, (1,), (491 + row,), tables), 0.2)
+    together = native.paged_attention(q, *pool, PagedBatch(16, (40,), (1050,), tables), 0.2)
+    for row in (0, 12, 13, 14, 39):
+        alone = native.paged_attention(q[row : row + 1], *pool, PagedBatch(16, (1,), (1011 + row,), tables), 0.2)
         assert torch.equal(alone, together[row : row + 1])
+    few = native.paged_attention(q[12:15], *pool, PagedBatch(16, (3,), (1025,), tables), 0.2)
+    assert torch.equal(few, together[12:15])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_paged_attention_threads_change_nothing(instruction_set: str, dtype: torch.dtype) -> None:
+    # Several share out a context, and whoever is done first takes the next piece.
+    keys, values, tables = paged_pool(
+        [3000, 40, 513, 512],
+        block_size=16,
+        kv_heads=3,
+        head_dim=64,
+        dtype=dtype,
+        generator=torch.Generator().manual_seed(0),
+    )
+    pool, q = pool_order(keys, values), random(24, 9, 64)
+    batch = PagedBatch(16, (1, 1, 2, 20), (3000, 40, 513, 512), tables)
+    one, several = (Operations(Context(threads, instruction_set)) for threads in (1, 5))
+    truth = one.paged_attention(q, *pool, batch, 0.125)
+    assert_close(truth, paged_attention.paged_attention(q, keys, values, batch, 0.125))
+    for _ in range(20):
+        assert torch.equal(several.paged_attention(q, *pool, batch, 0.125), truth)
 
 
 def test_paged_attention_large_scores(native: Operations) -> None:

@@ -132,9 +132,10 @@ def test_cpu_table_longer_than_context(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("bend", [{"window": 4}, {"soft_cap": 30.0}])
 def test_paged_attention_cpu_has_no_window_and_no_soft_cap(bend: dict[str, Any]) -> None:
-    batch = PagedBatch(8, (1,), (1,), ((0,),))
+    cache = torch.zeros(1, 8, 1, 8)
+    prepared = cpu.prepare(PagedBatch(8, (1,), (1,), ((0,),)), cache.device)
     with pytest.raises(NotImplementedError, match="no sliding window and no soft cap"):
-        cpu.paged_attention(*torch.zeros(3, 1, 8, 1, 8), cpu.prepare(batch, torch.device("cpu")), 1.0, **bend)
+        cpu.paged_attention(cache[0, :1], cache, cache, prepared, 1.0, **bend)
 
 
 def test_paged_attention_reference_window_and_soft_cap() -> None:

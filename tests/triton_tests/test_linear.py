@@ -41,6 +41,20 @@ def test_w8a16(
 
 
 @pytest.mark.parametrize(("dtype", "rows", "width", "outputs"), cases(SHAPES), ids=str)
+def test_invariant(
+    dtype: torch.dtype, rows: int, width: int, outputs: int, generator: torch.Generator, guards: Guards
+) -> None:
+    x = rows_of(rows, width, dtype, generator)
+    weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((outputs, width), (outputs,)))
+    own = [guards.place(tensor) for tensor in (x, weight, bias)]
+    got = triton.linear_invariant(*own)
+    assert_close(got, reference.linear(x.float(), weight.float(), bias.float()).to(dtype), TOLERANCES[dtype])
+    # The same bits whatever rows are beside it, and wherever in a tile it lies.
+    for first, end in ((0, 1), (rows // 2, rows), (rows - 1, rows)):
+        assert torch.equal(triton.linear_invariant(own[0][first:end], *own[1:]), got[first:end])
+
+
+@pytest.mark.parametrize(("dtype", "rows", "width", "outputs"), cases(SHAPES), ids=str)
 def test_w8a8(
     dtype: torch.dtype, rows: int, width: int, outputs: int, generator: torch.Generator, guards: Guards
 ) -> None:

@@ -63,7 +63,7 @@ def check(
     batch = PagedBatch(block_size, tuple(new for new, _ in sequences), tuple(context_lens), tables)
     tokens = sum(batch.query_lens)
     q = torch.randn(tokens, q_heads, dim, generator=generator).to(dtype)
-    bends = {"window": window, "soft_cap": soft_cap}
+    bends: dict[str, Any] = {"window": window, "soft_cap": soft_cap}
     truth = reference.paged_attention(q, k, v, reference.prepare(batch, q.device), dim**-0.5, **bends)
     guards = Guards()
     prepared = form.prepare(batch, q.device)
@@ -160,7 +160,7 @@ def test_batch_invariant(
         queries = torch.cat([q[sequence][begin:end] for sequence, begin, end in chunks])
         prepared = form.prepare(batch, queries.device)
         result = form.paged_attention(queries, k, v, prepared, 0.25, window, soft_cap, batch_invariant=True)
-        return list(result.split(batch.query_lens))
+        return list(torch.split(result, list(batch.query_lens)))
 
     alone = [run((sequence, 0, length))[0] for sequence, length in enumerate(lens)]
     truth = form.paged_attention(

@@ -1,4 +1,4 @@
-"""Quantised weights through the executor, on the Triton kernels, against the same weights widened."""
+"""Engines on the Triton kernels: quantised weights against the same widened, a cache in eight bits, batch invariance."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from safetensors.torch import save_file
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, form
 from octavo_kernels.linear.reference import dequantised, from_groups, quantised
+from octavo_kernels.native.arrays import to_tensor
 from octavo_kernels.paged_attention import gpu_configurations
 from octavo_kernels.testing import assert_close
 from octavo_runtime.domain import EngineConfig, Request, SamplingParams, ScheduledSequence, SchedulerConfig, StepPlan
 from octavo_runtime.engine import executor as executor_module
 from octavo_runtime.engine import torch_executor
+from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.executor import load_executor
 from octavo_runtime.engine.loop import EngineCore
 from octavo_runtime.engine.testing import RecordingDevice
@@ -39,6 +41,7 @@ CONFIG = {
     "eos_token_id": 2,
 }
 PROMPT = [5, 17, 33, 8, 60, 2]
+INVARIANT_PROMPTS = [[(7 * place + 3) % VOCABULARY for place in range(19)], PROMPT[:5]]
 Tensors = dict[str, torch.Tensor]
 
 
@@ -209,6 +212,58 @@ def test_graphs_answer_as_without(quantization: str, load: Callable[..., TorchEx
     device = graphs._device
     assert isinstance(device, RecordingDevice)
     assert device.replayed
+
+
+def test_kv_cache_in_int8(load: Callable[..., TorchExecutor], tmp_path: Path) -> None:
+    model = write(tmp_path / "model", weights(tied=True))
+    executor = load(model, "triton", kv_cache_dtype="int8", swap_space=1 << 14)
+    wide = load(model, "triton")
+    assert executor.info.block_bytes * 4 * DIM == wide.info.block_bytes * (DIM + 4)
+    assert_close(logits(executor), logits(wide), 0.05)
+    assert not torch.equal(logits(executor), logits(wide))
+
+
+def all_logits(executor: TorchExecutor, *steps: list[tuple[int, int, int]]) -> dict[tuple[int, int], torch.Tensor]:
+    """Of each token of two sequences: (sequence, token) to logits. A step is of (sequence, first token, behind the last)."""
+    sampling = SamplingParams(temperature=0, seed=0)
+    found: dict[tuple[int, int], torch.Tensor] = {}
+    for step in steps:
+        scheduled = tuple(
+            ScheduledSequence(
+                str(name),
+                name,
+                tuple(INVARIANT_PROMPTS[name][first:end]),
+                first,
+                (4 * name + 1, 4 * name + 2),
+                1,
+                0,
+                sampling,
+            )
+            for name, first, end in step
+        )
+        batch = build_batch(StepPlan(scheduled), {}, 16)
+        token_ids, positions, slots = to_tensor(batch.tokens)
+        computed = executor._decoder.forward(token_ids, positions, slots, batch.paged, torch.arange(len(token_ids)))
+        names = [(name, token) for name, first, end in step for token in range(first, end)]
+        found |= dict(zip(names, computed, strict=True))
+    return found
+
+
+def test_batch_invariant(load: Callable[..., TorchExecutor], tmp_path: Path) -> None:
+    """Logits have the same bits alone, together, in chunks and token by token."""
+    model = write(tmp_path / "model", weights(tied=True))
+    executor = load(model, "triton", batch_invariant=True)
+    alone = all_logits(executor, [(0, 0, 19)], [(1, 0, 5)])
+    other_ways: list[list[list[tuple[int, int, int]]]] = [
+        [[(1, 0, 5), (0, 0, 19)]],
+        [[(0, 0, 16), (1, 0, 1)], [(1, 1, 4), (0, 16, 17)], [(0, 17, 19), (1, 4, 5)]],
+    ]
+    for steps in other_ways:
+        computed = all_logits(executor, *steps)
+        assert computed.keys() == alone.keys()
+        assert all(torch.equal(computed[key], logits) for key, logits in alone.items())
+    truth = all_logits(load(model, "reference"), [(0, 0, 19)])
+    assert_close(torch.stack([alone[key] for key in truth]), torch.stack(list(truth.values())), 1e-5)
 
 
 def test_groups_that_cannot_be_packed(load: Callable[..., TorchExecutor], tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_rotary_kv_in_eight_bits(
     guards: Guards,
 ) -> None:
     given = inputs(tokens, q_heads, kv_heads, dim, torch.float32, generator)
+    del given["k_cache"], given["v_cache"]
     given["qkv"][0, -1] = 0
     if tokens > 3:
         given["slots"][3] = -1
@@ -99,11 +100,11 @@ def test_rotary_kv_in_eight_bits(
     cache = torch.full((5, 8, kv_heads, row_width(dim, dtype)), 7, dtype=torch.int8)
     truths = [cache.clone().view(dtype) for _ in "kv"]
     caches = [guards.place(scales_behind_blocks(cache.view(dtype)).view(torch.int8)).view(dtype) for _ in "kv"]
-    own = {name: guards.place(given[name]) for name in ("qkv", "cos", "sin", "slots")}
+    own = {name: guards.place(tensor) for name, tensor in given.items()}
     q_truth = reference.rotary_kv(
-        given["qkv"], given["cos"], given["sin"], *truths, given["slots"], norms[0], norms[1], 1e-5
+        **given, k_cache=truths[0], v_cache=truths[1], q_norm=norms[0], k_norm=norms[1], eps=1e-5
     )
-    q = triton.rotary_kv(own["qkv"], own["cos"], own["sin"], *caches, own["slots"], norms[0], norms[1], 1e-5)
+    q = triton.rotary_kv(**own, k_cache=caches[0], v_cache=caches[1], q_norm=norms[0], k_norm=norms[1], eps=1e-5)
     assert_close(q, q_truth)
     for got, truth in zip(caches, truths, strict=True):
         expected = scales_behind_blocks(truth)

@@ -84,8 +84,8 @@ inline void each_linear(const Model& m, const Body& body) {
   body(m.head);
 }
 
-inline int64_t step_scratch(const Model& m, const Batch& b) {
-  int64_t bytes = attention_scratch(m.attention, b);
+inline int64_t step_scratch(const Model& m) {
+  int64_t bytes = attention_scratch(m.attention);
   each_linear(m, [&](const Linear& l) { bytes = larger(bytes, linear_scratch(l)); });
   return bytes;
 }
@@ -93,14 +93,15 @@ inline int64_t step_scratch(const Model& m, const Batch& b) {
 // What all layers share, one after the other in memory of `step_room` numbers.
 struct Room {
   float *residual, *normed, *qkv, *attended, *gate_up;
-  float* of_linear;  // what the linear layers need, one after the other
+  float* of_operation;  // what the linear layers and attention need, one after the other
 };
 
-inline int64_t step_room(const Model& m, int64_t tokens) {
+inline int64_t step_room(const Model& m, const Batch& b) {
   const Attention& s = m.attention;
-  int64_t of_linear = 0;
-  each_linear(m, [&](const Linear& l) { of_linear = larger(of_linear, linear_room(l, tokens)); });
-  return tokens * (2 * m.hidden + (2 * s.heads + 2 * s.kv_heads) * s.head_dim + 2 * m.intermediate) + of_linear;
+  int64_t of_operation = attention_room(s, b);
+  each_linear(m, [&](const Linear& l) { of_operation = larger(of_operation, linear_room(l, b.tokens)); });
+  const int64_t row = 2 * m.hidden + (2 * s.heads + 2 * s.kv_heads) * s.head_dim + 2 * m.intermediate;
+  return divided_up(b.tokens * row, 16) * 16 + of_operation;
 }
 
 inline Room rooms(const Model& m, int64_t tokens, float* memory) {
@@ -111,21 +112,21 @@ inline Room rooms(const Model& m, int64_t tokens, float* memory) {
   room.qkv = room.normed + tokens * m.hidden;
   room.attended = room.qkv + tokens * (s.heads + 2 * s.kv_heads) * s.head_dim;
   room.gate_up = room.attended + tokens * s.heads * s.head_dim;
-  room.of_linear = room.gate_up + tokens * 2 * m.intermediate;
+  room.of_operation = room.residual + divided_up(room.gate_up + tokens * 2 * m.intermediate - room.residual, 16) * 16;
   return room;
 }
 
-inline void attention_layer(Threads& threads, const Model& m, const Layer& layer, const Batch& b, const Room& room,
-                            int64_t* first_items) {
+inline void attention_layer(Threads& threads, const Model& m, const Layer& layer, const Batch& b, const Room& room) {
   const Attention& s = m.attention;
   const int64_t qkv_width = (s.heads + 2 * s.kv_heads) * s.head_dim, width = s.heads * s.head_dim;
   each_row(threads, b.tokens, m.hidden, [&](int64_t row) {
     rms_norm(room.residual + row * m.hidden, layer.attention_norm, m.eps, room.normed + row * m.hidden, m.hidden);
   });
-  linear(threads, layer.qkv, room.normed, m.hidden, {room.qkv, qkv_width, false}, b.tokens, room.of_linear);
+  linear(threads, layer.qkv, room.normed, m.hidden, {room.qkv, qkv_width, false}, b.tokens, room.of_operation);
   rotary_rows(threads, s, b, layer, m.eps, m.cos, m.sin, room.qkv);
-  paged_attention(threads, s, b, room.qkv, qkv_width, layer.keys, layer.values, room.attended, first_items);
-  linear(threads, layer.output, room.attended, width, {room.residual, m.hidden, true}, b.tokens, room.of_linear);
+  paged_attention(threads, s, b, room.qkv, qkv_width, layer.keys, layer.values, room.attended,
+                  room.of_operation);
+  linear(threads, layer.output, room.attended, width, {room.residual, m.hidden, true}, b.tokens, room.of_operation);
 }
 
 inline void mlp_layer(Threads& threads, const Model& m, const Layer& layer, int64_t tokens, const Room& room) {
@@ -133,16 +134,15 @@ inline void mlp_layer(Threads& threads, const Model& m, const Layer& layer, int6
   each_row(threads, tokens, m.hidden, [&](int64_t row) {
     rms_norm(room.residual + row * m.hidden, layer.mlp_norm, m.eps, room.normed + row * m.hidden, m.hidden);
   });
-  linear(threads, layer.gate_up, room.normed, m.hidden, {room.gate_up, both, false}, tokens, room.of_linear);
+  linear(threads, layer.gate_up, room.normed, m.hidden, {room.gate_up, both, false}, tokens, room.of_operation);
   each_row(threads, tokens, both, [&](int64_t row) {
     silu_mul(room.gate_up + row * both, room.gate_up + row * both + m.intermediate, m.intermediate);
   });
-  linear(threads, layer.down, room.gate_up, both, {room.residual, m.hidden, true}, tokens, room.of_linear);
+  linear(threads, layer.down, room.gate_up, both, {room.residual, m.hidden, true}, tokens, room.of_operation);
 }
 
-// logits: [wanted, head.out]. memory: `step_room` numbers. first_items: sequences + 1.
-inline void decoder_step(Threads& threads, const Model& m, const Batch& b, float* logits, float* memory,
-                         int64_t* first_items) {
+// logits: [wanted, head.out]. memory: `step_room` numbers.
+inline void decoder_step(Threads& threads, const Model& m, const Batch& b, float* logits, float* memory) {
   const Room room = rooms(m, b.tokens, memory);
   switch (m.embedding_type) {
     case kBFloat16: embed<BFloat16>(threads, m, b, room.residual); break;
@@ -152,12 +152,12 @@ inline void decoder_step(Threads& threads, const Model& m, const Batch& b, float
     default: embed<float>(threads, m, b, room.residual);
   }
   for (int64_t i = 0; i < m.layer_count; i++) {
-    attention_layer(threads, m, m.layers[i], b, room, first_items);
+    attention_layer(threads, m, m.layers[i], b, room);
     mlp_layer(threads, m, m.layers[i], b.tokens, room);
   }
   for (int64_t i = 0; i < b.wanted; i++)
     rms_norm(room.residual + b.wanted_rows[i] * m.hidden, m.norm, m.eps, room.normed + i * m.hidden, m.hidden);
-  linear(threads, m.head, room.normed, m.hidden, {logits, m.head.out, false}, b.wanted, room.of_linear);
+  linear(threads, m.head, room.normed, m.hidden, {logits, m.head.out, false}, b.wanted, room.of_operation);
 }
 
 }  // namespace OCTAVO_ISA

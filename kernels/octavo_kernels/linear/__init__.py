@@ -9,7 +9,7 @@ from octavo_kernels.dispatch import form
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["linear_w4a16", "linear_w8a16"]
+__all__ = ["linear_invariant", "linear_w4a16", "linear_w8a16"]
 
 
 def linear_w8a16(
@@ -45,4 +45,16 @@ def linear_w4a16(
         [tokens, out], in x's type.
     """
     result: torch.Tensor = form("linear", x.device.type).linear_w4a16(x, weight, groups, bias)
+    return result
+
+
+def linear_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The product x @ weight.T + bias on a GPU, in which a row has the same bits whatever rows are beside it.
+
+    Args:
+        x: [tokens, in].
+        weight: [out, in], as stored.
+        bias: [out], or None.
+    """
+    result: torch.Tensor = form("linear", x.device.type).linear_invariant(x, weight, bias)
     return result

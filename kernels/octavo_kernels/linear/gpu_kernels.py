@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["groups_kernel", "int8_kernel", "quantise_kernel", "sum_kernel"]
+__all__ = ["groups_kernel", "int8_kernel", "invariant_kernel", "quantise_kernel", "sum_kernel"]
 
 
 @triton.jit
@@ -113,6 +113,43 @@ def groups_kernel(
             x = _rows(x_ptr, rows, pair * 64 + half * 32 + steps, ROWS, x_stride, IN)
             sums = tl.dot(weight.to(dtype), x.to(dtype), sums, input_precision="ieee")
     _store(sums, rows, outputs, split, bias_ptr, out_ptr, ROWS, OUT, SPLITS)
+
+
+@triton.jit(do_not_specialize=["ROWS"])
+def invariant_kernel(
+    x_ptr,  # [ROWS, IN]
+    weight_ptr,  # [OUT, IN]
+    bias_ptr,  # [OUT], or None
+    out_ptr,  # [ROWS, OUT]
+    ROWS,
+    x_stride,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """A tile of x @ weight.T of stored weights, all inputs in order."""
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    outputs = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    weight_ptrs = weight_ptr + outputs[:, None].to(tl.int64) * IN
+    x_ptrs = x_ptr + rows[None, :].to(tl.int64) * x_stride
+    sums = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
+    for start in range(0, IN, BLOCK_IN):
+        inputs = start + tl.arange(0, BLOCK_IN)
+        weight = tl.load(
+            weight_ptrs + inputs[None, :], mask=(outputs < OUT)[:, None] & (inputs < IN)[None, :], other=0.0
+        )
+        x = tl.load(x_ptrs + inputs[:, None], mask=(rows < ROWS)[None, :] & (inputs < IN)[:, None], other=0.0)
+        if UPCAST:
+            weight = weight.to(tl.float32)
+            x = x.to(tl.float32)
+        sums = tl.dot(weight, x, sums, input_precision="ieee")
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + outputs, mask=outputs < OUT, other=0.0).to(tl.float32)[:, None]
+    at = rows[None, :].to(tl.int64) * OUT + outputs[:, None]
+    tl.store(out_ptr + at, sums.to(out_ptr.dtype.element_ty), mask=(rows < ROWS)[None, :] & (outputs < OUT)[:, None])
 
 
 @triton.jit(do_not_specialize=["ROWS"])

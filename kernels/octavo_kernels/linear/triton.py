@@ -9,9 +9,10 @@ import triton
 
 from octavo_kernels.gpu import TARGETS, Configuration, Shipped, launch
 from octavo_kernels.linear.gpu_kernels import groups_kernel, int8_kernel, quantise_kernel, sum_kernel
+from octavo_kernels.linear.invariant import linear_invariant, shipped_invariant
 from octavo_kernels.linear.pairs import GROUP
 
-__all__ = ["linear_w4a16", "linear_w8a8", "linear_w8a16", "shipped"]
+__all__ = ["linear_invariant", "linear_w4a16", "linear_w8a8", "linear_w8a16", "shipped"]
 
 # Programs that the decode of few rows shall be at least, for the 108 to 148 multiprocessors of the GPUs compiled for.
 _PROGRAMS = 256
@@ -175,7 +176,7 @@ def shipped() -> list[Shipped]:
         )
         for width in (1024, 4096, 14336)
     ]
-    return [*products, sums, *quantise]
+    return [*products, sums, *quantise, *shipped_invariant()]
 
 
 def _shipped_product(form: str, dtype: str, rows: int, width: int, outputs: int, target: int) -> Shipped:

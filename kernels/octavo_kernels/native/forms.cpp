@@ -15,6 +15,7 @@ extern const Forms forms = {
 #endif
     step_scratch,
     attention_scratch,
+    attention_room,
     linear_scratch,
     linear_room,
     step_room,
@@ -33,8 +34,8 @@ extern const Forms forms = {
     },
     rotary_rows,
     [](Threads& threads, const Attention& s, const Batch& b, const float* q, const void* keys, const void* values,
-       float* out, int64_t* first_items) {
-      paged_attention(threads, s, b, q, s.heads * s.head_dim, keys, values, out, first_items);
+       float* out, float* memory) {
+      paged_attention(threads, s, b, q, s.heads * s.head_dim, keys, values, out, memory);
     },
 };
 

@@ -9,12 +9,13 @@ namespace octavo {
 struct Forms {
   void (*put_back)();  // what a thread has set up (Threads::open); or null
 
-  int64_t (*step_scratch)(const Model&, const Batch&);
-  int64_t (*attention_scratch)(const Attention&, const Batch&);
+  int64_t (*step_scratch)(const Model&);
+  int64_t (*attention_scratch)(const Attention&);
+  int64_t (*attention_room)(const Attention&, const Batch&);
   int64_t (*linear_scratch)(const Linear&);
   int64_t (*linear_room)(const Linear&, int64_t rows);
-  int64_t (*step_room)(const Model&, int64_t tokens);
-  void (*decoder_step)(Threads&, const Model&, const Batch&, float* logits, float* memory, int64_t* first_items);
+  int64_t (*step_room)(const Model&, const Batch&);
+  void (*decoder_step)(Threads&, const Model&, const Batch&, float* logits, float* memory);
   int64_t (*sample_scratch)(int64_t width);
   void (*sample)(Threads&, const float* logits, int64_t rows, int64_t width, const Draws*, int64_t* tokens);
 
@@ -25,7 +26,7 @@ struct Forms {
   void (*rotary_kv)(Threads&, const Attention&, const Batch&, const Layer&, float eps, const float* cos,
                     const float* sin, float* qkv);
   void (*paged_attention)(Threads&, const Attention&, const Batch&, const float* q, const void* keys,
-                          const void* values, float* out, int64_t* first_items);
+                          const void* values, float* out, float* memory);
 };
 
 }  // namespace octavo

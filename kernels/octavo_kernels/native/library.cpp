@@ -146,11 +146,10 @@ OCTAVO_EXPORT void octavo_close(void* context) {
 
 OCTAVO_EXPORT int octavo_decoder_step(void* context, const Model* m, const Batch* b, float* logits) {
   Context* c = (Context*)context;
-  const int64_t room = (c->forms->step_room(*m, b->tokens) + 15) / 16 * 16;
-  float* memory = c->room(room + 2 * (b->sequences + 1));
-  if (!memory || !c->threads->reserve(c->forms->step_scratch(*m, *b))) return 0;
+  float* memory = c->room(c->forms->step_room(*m, *b));
+  if (!memory || !c->threads->reserve(c->forms->step_scratch(*m))) return 0;
   c->threads->begin_step();
-  c->forms->decoder_step(*c->threads, *m, *b, logits, memory, (int64_t*)(memory + room));
+  c->forms->decoder_step(*c->threads, *m, *b, logits, memory);
   c->threads->end_step();
   return 1;
 }
@@ -195,10 +194,10 @@ OCTAVO_EXPORT void octavo_rotary_kv(void* context, const Attention* s, const Bat
 OCTAVO_EXPORT int octavo_paged_attention(void* context, const Attention* s, const Batch* b, const float* q,
                                          const void* keys, const void* values, float* out) {
   Context* c = (Context*)context;
-  int64_t* first_items = (int64_t*)c->room(2 * (b->sequences + 1));
-  if (!first_items || !c->threads->reserve(c->forms->attention_scratch(*s, *b))) return 0;
+  float* memory = c->room(c->forms->attention_room(*s, *b));
+  if (!memory || !c->threads->reserve(c->forms->attention_scratch(*s))) return 0;
   c->threads->begin_step();
-  c->forms->paged_attention(*c->threads, *s, *b, q, keys, values, out, first_items);
+  c->forms->paged_attention(*c->threads, *s, *b, q, keys, values, out, memory);
   c->threads->end_step();
   return 1;
 }

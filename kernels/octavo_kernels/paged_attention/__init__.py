@@ -41,6 +41,7 @@ def paged_attention(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Causal grouped-query attention: each token sees its sequence's tokens up to itself.
 
@@ -55,6 +56,8 @@ def paged_attention(
         scale: Multiplies the scores, usually head_dim ** -0.5.
         window: Tokens that each sees, itself included; None: all up to itself. Blocks before it are not read.
         soft_cap: Scores become soft_cap * tanh(score / soft_cap); None: they stay as they are.
+        batch_invariant: Whether a token's result must have the same bits in any batch and chunk. In Triton alone, whose
+            faster way has not.
 
     Returns:
         [tokens, q heads, head_dim].
@@ -62,7 +65,8 @@ def paged_attention(
     Raises:
         NotImplementedError: The form has neither windows nor soft caps: a CPU's.
     """
+    option = {"batch_invariant": True} if batch_invariant else {}
     result: torch.Tensor = form("paged_attention", q.device.type).paged_attention(
-        q, k_cache, v_cache, prepared, scale, window, soft_cap
+        q, k_cache, v_cache, prepared, scale, window, soft_cap, **option
     )
     return result

@@ -1,4 +1,11 @@
-// The unit of work of native.h, and the softmax of its scores.
+// The unit of work of native.h: some queries of one kv head and one sequence against a piece of the context, the softmax
+// of their scores, and how the shares of two pieces become one.
+//
+//     context   [ piece 0: 512 tokens | piece 1: 512 tokens | piece 2: the rest ]
+//     share     most, total, sums       most, total, sums     …                     of each query
+//
+// Pieces are the same whatever the batch, the number of threads and the way a prompt was cut, and shares are put together
+// from the first to the last. So a token's result is the same, to the last bit, in all of them.
 #pragma once
 
 #include <math.h>
@@ -10,6 +17,9 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 constexpr int64_t kQueriesOfItem = 48;
+constexpr int64_t kPiece = 512;  // tokens: a multiple of every block size, and of every tile
+// An odd number of cache lines: else all rows of a tile would lie in the same few sets of the first cache.
+constexpr int64_t kScoresStride = kPiece + 16;
 
 // Numbers of a row: a token's keys or values of one kv head, in eight bits with their scale, a float, behind them.
 template <class T>
@@ -23,95 +33,140 @@ inline int64_t head_numbers(const Attention& s) {
   return row_numbers<T>(s) * s.block_size;
 }
 
-// An odd number of cache lines: else all rows of a tile would lie in the same few sets of the first cache.
-inline int64_t scores_stride(int64_t context) { return (divided_up(context, 64) * 4 + 1) * 16; }
+// A query's share of a piece: [head_dim] sums of weighted values, the largest score, the sum of the weights.
+inline int64_t share_numbers(const Attention& s) { return s.head_dim + 16; }
 
-// Some queries of one kv head and one sequence, in the order of their tokens.
+// Queries are in the order of their tokens.
 template <class T>
 struct Item {
   const Attention& s;
   const T* keys;    // of the item's kv head in block 0
   const T* values;  // likewise
   const int32_t* blocks;
-  int64_t queries, longest;        // the context that the last query sees
+  int64_t queries;
   const float* q[kQueriesOfItem];  // [head_dim] each, rotated and scaled
   float* out[kQueriesOfItem];
-  int64_t visible[kQueriesOfItem];
-  float total[kQueriesOfItem];  // of the weights
-  float* scores;                // [queries, stride]
-  int64_t stride;
-  float *key_scales, *value_scales;  // [stride] each, of the item's tokens, then 0; of eight bits alone
+  int64_t visible[kQueriesOfItem];  // tokens of the context
+
+  int64_t begin, end;                // the piece at hand, as far as the last query sees it
+  float* scores;                     // [queries, kScoresStride]
+  float* shares;                     // [queries, share_numbers]
+  float *key_scales, *value_scales;  // [kPiece] each, 0 behind the end; of eight bits alone
 
   int64_t block(int64_t number) const { return (int64_t)blocks[number] * s.kv_heads * head_numbers<T>(s); }
+  int64_t longest() const { return visible[queries - 1]; }
+  // Tokens of the piece that a query sees; 0 or less: none.
+  int64_t seen(int64_t query) const { return smaller(visible[query], end) - begin; }
+  float* share(int64_t query) const { return shares + query * share_numbers(s); }
 };
 
-// Scales of the item's tokens side by side, to be read in vectors of any length.
+// Scales of the piece's tokens side by side, to be read in vectors of any length.
 inline void gather_scales(const Item<Int8>& item) {
   const int64_t size = item.s.block_size, behind = item.s.head_dim * size;
-  for (int64_t token = 0; token < item.longest; token += size) {
-    const int64_t at = item.block(token / size) + behind, bytes = smaller(size, item.longest - token) * sizeof(float);
-    memcpy(item.key_scales + token, item.keys + at, bytes);
-    memcpy(item.value_scales + token, item.values + at, bytes);
+  for (int64_t token = item.begin; token < item.end; token += size) {
+    const int64_t at = item.block(token / size) + behind, bytes = smaller(size, item.end - token) * sizeof(float);
+    memcpy(item.key_scales + token - item.begin, item.keys + at, bytes);
+    memcpy(item.value_scales + token - item.begin, item.values + at, bytes);
   }
-  const int64_t rest = (item.stride - item.longest) * sizeof(float);
-  memset(item.key_scales + item.longest, 0, rest);
-  memset(item.value_scales + item.longest, 0, rest);
+  const int64_t count = item.end - item.begin;
+  memset(item.key_scales + count, 0, (kPiece - count) * sizeof(float));
+  memset(item.value_scales + count, 0, (kPiece - count) * sizeof(float));
 }
 
-// Scores of M queries with V vectors of tokens.
+// Scores of M queries with V vectors of tokens, those that a query does not see included.
 template <int L, class T, class K>
 struct ScoreTile {
   const Item<T>& item;
-  int64_t token;
+  int64_t first;  // in the piece
   const K* const* columns;
   int64_t stride;  // from dimension to dimension
 
   template <int M>
   OCTAVO_INLINE void run(int64_t query) const {
+    if (item.seen(query + M - 1) <= first) return;
     Sums<M, kTileVectors, L> sums;
     sums.clear();
     sums.add(item.q + query, columns, stride, item.s.head_dim);
     for (int m = 0; m < M; m++)
       for (int v = 0; v < kTileVectors; v++)
-        store<L>(item.scores + (query + m) * item.stride + token + v * L, scaled(sums.of[m][v], token + v * L));
+        store<L>(item.scores + (query + m) * kScoresStride + first + v * L, scaled(sums.of[m][v], first + v * L));
   }
 
-  OCTAVO_INLINE Vec<L> scaled(Vec<L> sums, int64_t first) const {
-    if constexpr (is_scaled<T>) return sums * load<L>(item.key_scales + first);
+  OCTAVO_INLINE Vec<L> scaled(Vec<L> sums, int64_t at) const {
+    if constexpr (is_scaled<T>) return sums * load<L>(item.key_scales + at);
     return sums;
   }
 };
 
-// Scores become weights, zero for what a query does not see; returns their sum. Then each is multiplied by its token's
-// scale, where there are scales.
+// Of all numbers of a vector, in halves: there are as many of these as queries and pieces.
+#ifdef __AVX512F__
+inline float largest(Vec<16> x) { return _mm512_reduce_max_ps((__m512)x); }
+inline float total(Vec<16> x) { return _mm512_reduce_add_ps((__m512)x); }
+#else
+template <class Both>
+inline float halved(__m256 x, const Both& both) {
+  __m128 half = both(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  half = both(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(both(half, _mm_movehdup_ps(half)));
+}
+inline float largest(Vec<8> x) {
+  return halved((__m256)x, [](__m128 a, __m128 b) { return _mm_max_ps(a, b); });
+}
+inline float total(Vec<8> x) {
+  return halved((__m256)x, [](__m128 a, __m128 b) { return _mm_add_ps(a, b); });
+}
+#endif
+
+// Scores become weights, zero from `seen`, at least 1, to `count`, and each is multiplied by its token's scale where there
+// are scales. Their sum before that, and the largest score, go to the share.
 template <bool kScaled>
-inline float weights(float* scores, const float* scales, int64_t visible, int64_t longest) {
-  const int64_t end = divided_up(visible, kLanes) * kLanes;
-  for (int64_t i = visible; i < end; i++) scores[i] = -INFINITY;
+inline void weights(float* scores, const float* scales, int64_t seen, int64_t count, float* most_and_total) {
+  const int64_t end = divided_up(seen, kLanes) * kLanes;
+  for (int64_t i = seen; i < end; i++) scores[i] = -INFINITY;
   Vec<kLanes> most = splat<kLanes>(-INFINITY);
   for (int64_t i = 0; i < end; i += kLanes) {
     const Vec<kLanes> x = load<kLanes>(scores + i);
     most = x > most ? x : most;
   }
-  float maximum = most[0];
-  for (int i = 1; i < kLanes; i++) maximum = most[i] > maximum ? most[i] : maximum;
+  const float maximum = largest(most);
   Vec<kLanes> totals{};
   for (int64_t i = 0; i < end; i += kLanes) {
     const Vec<kLanes> x = load<kLanes>(scores + i);
     const Vec<kLanes> weight = exponential<kLanes>(x - maximum);
-    const Vec<kLanes> seen = x == -INFINITY ? Vec<kLanes>{} : weight;
-    store<kLanes>(scores + i, kScaled ? (x == -INFINITY ? seen : seen * load<kLanes>(scales + i)) : seen);
-    totals += seen;
+    const Vec<kLanes> there = x == -INFINITY ? Vec<kLanes>{} : weight;
+    totals += there;
+    store<kLanes>(scores + i, kScaled ? (x == -INFINITY ? there : there * load<kLanes>(scales + i)) : there);
   }
-  for (int64_t i = end; i < longest; i++) scores[i] = 0;
-  return sum<kLanes>(totals);
+  for (int64_t i = end; i < count; i++) scores[i] = 0;
+  most_and_total[0] = maximum;
+  most_and_total[1] = total(totals);
 }
 
 template <class T>
-inline void softmax(Item<T>& item) {
-  for (int64_t query = 0; query < item.queries; query++)
-    item.total[query] = weights<is_scaled<T>>(item.scores + query * item.stride, item.value_scales,
-                                              item.visible[query], item.longest);
+inline void softmax(const Item<T>& item) {
+  for (int64_t query = 0; query < item.queries; query++) {
+    float* scores = item.scores + query * kScoresStride;
+    if (item.seen(query) > 0)
+      weights<is_scaled<T>>(scores, item.value_scales, item.seen(query), item.end - item.begin,
+                            item.share(query) + item.s.head_dim);
+    else
+      memset(scores, 0, (item.end - item.begin) * sizeof(float));
+  }
+}
+
+// Adds the share of a later piece to that of all before it. One function for all who do this: where it is a part of
+// others, each could round another of its products.
+__attribute__((noinline)) inline void merge(float* __restrict to, const float* __restrict from, int64_t dim) {
+  const float most = from[dim] > to[dim] ? from[dim] : to[dim];
+  const Vec<kLanes> kept = exponential<kLanes>(splat<kLanes>(to[dim] - most));
+  const Vec<kLanes> added = exponential<kLanes>(splat<kLanes>(from[dim] - most));
+  for (int64_t i = 0; i < dim; i++) to[i] = to[i] * kept[0] + from[i] * added[0];
+  to[dim] = most;
+  to[dim + 1] = to[dim + 1] * kept[0] + from[dim + 1] * added[0];
+}
+
+inline void finish(const float* share, float* out, int64_t dim) {
+  for (int64_t i = 0; i < dim; i++) out[i] = share[i] / share[dim + 1];
 }
 
 }  // namespace OCTAVO_ISA

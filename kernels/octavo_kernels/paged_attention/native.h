@@ -16,38 +16,31 @@
 //     token    0        0        0        1        1
 //     sees     context before + 1         context before + 2
 //
-// An item is up to 48 of them: a decode's few, for which the cache is read where it lies, or a part of a chunk
-// (chunks.h). All its scores are kept, so the softmax needs no correction on the way, and each query's sums have one
-// order, whoever shares its item.
+// An item is up to 48 of them and a piece of the context (item.h): a decode's few, for which the cache is read where it
+// lies, or a part of a chunk (wide.h), which goes through all pieces of its context. A decode's pieces are items of their
+// own, so that several threads can share one long context; another region puts them together.
 #pragma once
 
-#include "../native/threads.h"
-#include "chunks.h"
+#include "../native/rows.h"
+#include "wide.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 
 constexpr int64_t kWidenFromQueries = 12;
 
-inline int64_t attention_scratch(const Attention& s, const Batch& b) {
-  int64_t longest = 0;
-  for (int64_t i = 0; i < b.sequences; i++) longest = larger(longest, b.context_lens[i]);
-  const int64_t rows = kQueriesOfItem + (s.type == kInt8 ? 2 : 0);  // of scores, and of scales
-  return (rows * scores_stride(longest) + chunk_room(s)) * (int64_t)sizeof(float);
-}
-
-// Scores of all queries with all tokens, those that a query does not see included.
+// Scores of all queries with the piece's tokens.
 template <int L, class T>
 inline void scores(const Item<T>& item) {
   const int64_t size = item.s.block_size;
-  for (int64_t token = 0; token < item.longest; token += kTileVectors * L) {
+  for (int64_t token = item.begin; token < item.end; token += kTileVectors * L) {
     const T* columns[kTileVectors];
     for (int v = 0; v < kTileVectors; v++) {
       // A vector behind the context's end is the last one again; nobody sees its scores.
-      const int64_t at = smaller(token + v * L, (item.longest - 1) / L * L);
+      const int64_t at = smaller(token + v * L, (item.end - 1) / L * L);
       columns[v] = item.keys + item.block(at / size) + at % size;
     }
-    in_tiles<kMostRows, 3, 1>(item.queries, ScoreTile<L, T, T>{item, token, columns, size});
+    in_tiles<kMostRows, 3, 1>(item.queries, ScoreTile<L, T, T>{item, token - item.begin, columns, size});
   }
 }
 
@@ -58,19 +51,19 @@ struct ValueTile {
 
   template <int M>
   OCTAVO_INLINE void run(int64_t query) const {
-    const int64_t size = item.s.block_size, dim = item.s.head_dim;
+    const int64_t size = item.s.block_size, dim = item.s.head_dim, seen = item.seen(query + M - 1);
     Sums<M, V, L> sums;
     sums.clear();
-    for (int64_t token = 0; token < item.longest; token += size) {
+    for (int64_t first = 0; first < seen; first += size) {
       const float* a[M];
       const T* b[V];
-      for (int m = 0; m < M; m++) a[m] = item.scores + (query + m) * item.stride + token;
-      for (int v = 0; v < V; v++) b[v] = item.values + item.block(token / size) + dimension + v * L;
-      sums.add(a, b, dim, smaller(size, item.longest - token));
+      for (int m = 0; m < M; m++) a[m] = item.scores + (query + m) * kScoresStride + first;
+      for (int v = 0; v < V; v++)
+        b[v] = item.values + item.block((item.begin + first) / size) + dimension + v * L;
+      sums.add(a, b, dim, smaller(size, seen - first));
     }
     for (int m = 0; m < M; m++)
-      for (int v = 0; v < V; v++)
-        store<L>(item.out[query + m] + dimension + v * L, sums.of[m][v] / item.total[query + m]);
+      for (int v = 0; v < V; v++) store<L>(item.share(query + m) + dimension + v * L, sums.of[m][v]);
   }
 };
 
@@ -83,8 +76,9 @@ inline void results(const Item<T>& item) {
     in_tiles<kMostRows, 3, 1>(item.queries, ValueTile<L, 1, T>{item, dimension});
 }
 
+// The shares of the piece at hand.
 template <class T>
-inline void attend(Item<T>& item) {
+inline void attend(const Item<T>& item) {
   if (kLanes == 16 && item.s.block_size % 16)
     scores<8>(item);
   else
@@ -96,65 +90,162 @@ inline void attend(Item<T>& item) {
     results<kLanes>(item);
 }
 
+// A thread's memory for an item.
+struct ItemRoom {
+  float *scores, *scales, *shares, *later, *wide;
+};
+
+inline int64_t attention_scratch(const Attention& s) {
+  const int64_t shares = 2 * kQueriesOfItem * share_numbers(s);
+  return (kQueriesOfItem * kScoresStride + 2 * kPiece + shares + wide_numbers(s)) * (int64_t)sizeof(float);
+}
+
+inline ItemRoom item_room(const Attention& s, float* memory) {
+  ItemRoom room;
+  room.scores = memory;
+  room.scales = room.scores + kQueriesOfItem * kScoresStride;
+  room.shares = room.scales + 2 * kPiece;
+  room.later = room.shares + kQueriesOfItem * share_numbers(s);
+  room.wide = room.later + kQueriesOfItem * share_numbers(s);
+  return room;
+}
+
+// How a sequence of a step becomes items.
+struct Cut {
+  int64_t group, queries;  // of each kv head
+  int64_t parts;           // of the queries
+  int64_t pieces;          // of the context, each an item of its own; 1: it goes through all
+
+  Cut(const Attention& s, const Batch& b, int64_t sequence)
+      : group(s.heads / s.kv_heads),
+        queries(b.query_lens[sequence] * group),
+        parts(divided_up(queries, kQueriesOfItem)),
+        pieces(queries < kWidenFromQueries ? divided_up(b.context_lens[sequence], kPiece) : 1) {}
+
+  int64_t shares(const Attention& s) const { return pieces > 1 ? s.kv_heads * pieces * queries : 0; }
+};
+
+// What all items need, one after the other: [sequences + 1] numbers of their first items, the same of their first shares,
+// and the shares: of each sequence [kv heads, pieces, queries].
+struct AttentionRoom {
+  int64_t *first_items, *first_shares;
+  float* shares;
+};
+
+inline int64_t attention_room(const Attention& s, const Batch& b) {
+  int64_t shares = 0;
+  for (int64_t i = 0; i < b.sequences; i++) shares += Cut(s, b, i).shares(s);
+  return divided_up(4 * (b.sequences + 1), 16) * 16 + shares * share_numbers(s);
+}
+
+inline AttentionRoom attention_room(const Attention& s, const Batch& b, float* memory) {
+  AttentionRoom room;
+  room.first_items = (int64_t*)memory;
+  room.first_shares = room.first_items + b.sequences + 1;
+  room.shares = memory + divided_up(4 * (b.sequences + 1), 16) * 16;
+  int64_t items = 0, shares = 0;
+  for (int64_t i = 0; i <= b.sequences; i++) {
+    room.first_items[i] = items;
+    room.first_shares[i] = shares;
+    if (i == b.sequences) break;
+    const Cut cut(s, b, i);
+    items += s.kv_heads * cut.parts * cut.pieces;
+    shares += cut.shares(s);
+  }
+  return room;
+}
+
+// The shares of the piece that begins there.
+template <class T>
+inline void attend_piece(Item<T>& item, int64_t begin, float* shares, const ItemRoom& room) {
+  item.begin = begin;
+  item.end = smaller(begin + kPiece, item.longest());
+  item.shares = shares;
+  if constexpr (is_scaled<T>) gather_scales(item);
+  if (item.queries < kWidenFromQueries)
+    attend(item);
+  else
+    attend_wide(item, room.wide);
+}
+
+template <class T>
+inline void attend_all(Item<T>& item, const ItemRoom& room) {
+  const int64_t dim = item.s.head_dim, share = share_numbers(item.s);
+  attend_piece(item, 0, room.shares, room);
+  for (int64_t begin = kPiece; begin < item.longest(); begin += kPiece) {
+    attend_piece(item, begin, room.later, room);
+    for (int64_t i = 0; i < item.queries; i++)
+      if (item.seen(i) > 0) merge(room.shares + i * share, room.later + i * share, dim);
+  }
+  for (int64_t i = 0; i < item.queries; i++) finish(room.shares + i * share, item.out[i], dim);
+}
+
+// Puts together what the pieces of a decode's context have left.
+inline void merge_pieces(Threads& threads, const Attention& s, const Batch& b, const AttentionRoom& room, float* out) {
+  const int64_t dim = s.head_dim, share = share_numbers(s);
+  int64_t row = 0;
+  for (int64_t sequence = 0; sequence < b.sequences; row += b.query_lens[sequence++]) {
+    const Cut cut(s, b, sequence);
+    if (cut.pieces == 1) continue;
+    float* shares = room.shares + room.first_shares[sequence] * share;
+    const int64_t context_before = b.context_lens[sequence] - b.query_lens[sequence];
+    each_row(threads, s.kv_heads * cut.queries, cut.pieces * dim, [&](int64_t number) {
+      const int64_t head = number / cut.queries, query = number % cut.queries, token = query / cut.group;
+      float* all = shares + (head * cut.pieces * cut.queries + query) * share;
+      for (int64_t piece = 1; piece * kPiece <= context_before + token; piece++)
+        merge(all, all + piece * cut.queries * share, dim);
+      finish(all, out + ((row + token) * s.heads + head * cut.group + query % cut.group) * dim, dim);
+    });
+  }
+}
+
 // q: rows of q_stride that begin with [heads, head_dim]; out: [tokens, heads, head_dim].
-// first_items: room for one number per sequence, and one more.
+// memory: `attention_room` numbers.
 template <class T>
 inline void attention_typed(Threads& threads, const Attention& s, const Batch& b, const float* q, int64_t q_stride,
-                            const T* keys, const T* values, float* out, int64_t* first_items) {
-  const int64_t group = s.heads / s.kv_heads;
-  int64_t items = 0;
-  for (int64_t i = 0; i < b.sequences; i++) {
-    first_items[i] = items;
-    items += s.kv_heads * divided_up(b.query_lens[i] * group, kQueriesOfItem);
-  }
-  first_items[b.sequences] = items;
-  threads.run(items, [&](int64_t number, int thread) {
+                            const T* keys, const T* values, float* out, float* memory) {
+  const AttentionRoom room = attention_room(s, b, memory);
+  threads.run(room.first_items[b.sequences], [&](int64_t number, int thread) {
     int64_t sequence = 0, row = 0;
-    for (; first_items[sequence + 1] <= number; sequence++) row += b.query_lens[sequence];
-    const int64_t query_len = b.query_lens[sequence], parts = divided_up(query_len * group, kQueriesOfItem);
-    const int64_t local = number - first_items[sequence], head = local / parts;
+    for (; room.first_items[sequence + 1] <= number; sequence++) row += b.query_lens[sequence];
+    const Cut cut(s, b, sequence);
+    const int64_t local = number - room.first_items[sequence], of_head = cut.parts * cut.pieces;
+    const int64_t head = local / of_head, piece = local % cut.pieces;
     // The end of a chunk sees the most, so it comes first: nobody waits for it in the end.
-    const int64_t first = (parts - 1 - local % parts) * kQueriesOfItem;
+    const int64_t first = (cut.parts - 1 - local % of_head / cut.pieces) * kQueriesOfItem;
     Item<T> item = {s,
                     keys + head * head_numbers<T>(s),
                     values + head * head_numbers<T>(s),
                     b.blocks + b.table_starts[sequence],
-                    smaller(kQueriesOfItem, query_len * group - first)};
+                    smaller(kQueriesOfItem, cut.queries - first)};
     for (int64_t i = 0; i < item.queries; i++) {
-      const int64_t token = (first + i) / group, query_head = head * group + (first + i) % group;
+      const int64_t token = (first + i) / cut.group, query_head = head * cut.group + (first + i) % cut.group;
       item.q[i] = q + (row + token) * q_stride + query_head * s.head_dim;
       item.out[i] = out + ((row + token) * s.heads + query_head) * s.head_dim;
-      item.visible[i] = b.context_lens[sequence] - query_len + token + 1;
+      item.visible[i] = b.context_lens[sequence] - b.query_lens[sequence] + token + 1;
     }
-    item.longest = item.visible[item.queries - 1];
-    item.scores = threads.scratch(thread);
-    item.stride = scores_stride(item.longest);
-    float* room = item.scores + kQueriesOfItem * item.stride;
-    if constexpr (is_scaled<T>) {
-      item.key_scales = room;
-      item.value_scales = room + item.stride;
-      room += 2 * item.stride;
-      gather_scales(item);
-    }
-    if (item.queries < kWidenFromQueries)
-      attend(item);
-    else
-      attend_in_chunks(item, room);
+    const ItemRoom own = item_room(s, threads.scratch(thread));
+    item.scores = own.scores;
+    item.key_scales = own.scales;
+    item.value_scales = own.scales + kPiece;
+    if (cut.pieces == 1) return attend_all(item, own);
+    const int64_t share = room.first_shares[sequence] + (head * cut.pieces + piece) * cut.queries;
+    attend_piece(item, piece * kPiece, room.shares + share * share_numbers(s), own);
   });
+  merge_pieces(threads, s, b, room, out);
 }
 
 inline void paged_attention(Threads& threads, const Attention& s, const Batch& b, const float* q, int64_t q_stride,
-                            const void* keys, const void* values, float* out, int64_t* first_items) {
+                            const void* keys, const void* values, float* out, float* memory) {
   switch (s.type) {
     case kBFloat16:
-      return attention_typed(threads, s, b, q, q_stride, (const BFloat16*)keys, (const BFloat16*)values, out,
-                             first_items);
+      return attention_typed(threads, s, b, q, q_stride, (const BFloat16*)keys, (const BFloat16*)values, out, memory);
     case kFloat16:
-      return attention_typed(threads, s, b, q, q_stride, (const Half*)keys, (const Half*)values, out, first_items);
+      return attention_typed(threads, s, b, q, q_stride, (const Half*)keys, (const Half*)values, out, memory);
     case kInt8:
-      return attention_typed(threads, s, b, q, q_stride, (const Int8*)keys, (const Int8*)values, out, first_items);
+      return attention_typed(threads, s, b, q, q_stride, (const Int8*)keys, (const Int8*)values, out, memory);
     default:
-      return attention_typed(threads, s, b, q, q_stride, (const float*)keys, (const float*)values, out, first_items);
+      return attention_typed(threads, s, b, q, q_stride, (const float*)keys, (const float*)values, out, memory);
   }
 }
 

@@ -64,8 +64,8 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     "--batch-invariant",
     is_flag=True,
     help="Promise that a request's answer does not depend on what else runs, to the last bit: alone, in any batch, in "
-    "chunks, from the cache, after a preemption. Costs nothing with native CPU kernels, which compute so anyway; where "
-    "others would run, the start is refused.",
+    "chunks, from the cache, after a preemption. Costs nothing with native CPU kernels, which compute so anyway; on a GPU "
+    "it chooses slower kernels and wants weights as they are stored; where others would run, the start is refused.",
 )
 @_memory(
     "--kv-cache-dtype",

@@ -57,7 +57,7 @@ class EngineConfig:
         kv_cache_memory_max: Bytes up to which the KV pool may be resized while running; None: no more than at first.
         swap_space: Bytes of host memory for blocks that were swapped out.
         batch_invariant: Run only where a request's logits are the same to the last bit whatever else runs: on a CPU
-            with native kernels.
+            with native kernels, on a GPU with slower ones.
         scheduler: Who runs when.
     """
 

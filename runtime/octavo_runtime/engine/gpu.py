@@ -6,7 +6,7 @@ from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, forced_form
 from octavo_runtime.errors import BadFlags, DeviceUnavailable, UnsupportedModel
 from octavo_runtime.loading.spec import DecoderSpec
 
-__all__ = ["WITHOUT_KERNELS", "require_kernels"]
+__all__ = ["WITHOUT_KERNELS", "require_invariant_kernels", "require_kernels"]
 
 WITHOUT_KERNELS = f"{ENVIRONMENT_VARIABLE}=reference runs without GPU kernels of our own, on torch, slowly."
 """What to do about a kernel that cannot run."""
@@ -42,3 +42,16 @@ def require_kernels(spec: DecoderSpec, capability: tuple[int, int], dtype: str, 
     group = spec.num_heads // spec.num_kv_heads
     if why := paged_attention.unsupported(dtype, kv_dtype, spec.head_dim, group):
         raise UnsupportedModel(why, hint=WITHOUT_KERNELS)
+
+
+def require_invariant_kernels() -> None:
+    """Refuses --batch-invariant on a GPU where the environment forces a form other than Triton's.
+
+    Raises:
+        BadFlags: It does.
+    """
+    if (forced := forced_form("cuda")) == "reference":
+        raise BadFlags(
+            f"--batch-invariant needs the Triton kernels, but {ENVIRONMENT_VARIABLE}={forced}",
+            hint=f"Leave {ENVIRONMENT_VARIABLE} or --batch-invariant out.",
+        )

@@ -15,7 +15,7 @@ from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, Step
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs, GraphDevice
 from octavo_runtime.engine.decode_table import Layout
-from octavo_runtime.engine.gpu import WITHOUT_KERNELS, require_kernels
+from octavo_runtime.engine.gpu import WITHOUT_KERNELS, require_invariant_kernels, require_kernels
 from octavo_runtime.engine.gpu_kv_cache import GpuKVPool
 from octavo_runtime.engine.kv_cache import KVPool
 from octavo_runtime.engine.limits import available_memory
@@ -154,6 +154,8 @@ def load_torch(
                 hint="Check the GPU limit of the container and the driver (nvidia-smi), or use --device cpu.",
             )
         require_kernels(spec, torch.cuda.get_device_capability(device), model.dtype, model.kv_dtype)
+        if config.batch_invariant:
+            require_invariant_kernels()
     else:
         set_threads()
         size_kv(spec, config, model.kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)  # fails at once
@@ -195,7 +197,12 @@ def load_torch(
             )
             kv_cache = pool.device
         decoder = Decoder(
-            spec, parameters, kv_cache=kv_cache, vocab_size=model.tokens.vocab_size, max_model_len=size.max_model_len
+            spec,
+            parameters,
+            kv_cache=kv_cache,
+            vocab_size=model.tokens.vocab_size,
+            max_model_len=size.max_model_len,
+            batch_invariant=config.batch_invariant,
         )
         graphs = _graphs(decoder, config, size.max_model_len, capturing) if with_graphs else None
         return TorchExecutor(decoder, pool, model.info(size, held, kernels), graphs)

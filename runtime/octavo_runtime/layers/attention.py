@@ -42,8 +42,9 @@ class Attention:
         k_norm: The same for keys.
         eps: Of those norms.
         head_dim: Width of a head.
-        k_cache: [blocks, block size, kv heads, head_dim].
+        k_cache: [blocks, block size, kv heads, row], as `KVPool` has it.
         v_cache: The same for values.
+        batch_invariant: See octavo_kernels.paged_attention.
     """
 
     qkv: AnyLinear
@@ -54,6 +55,7 @@ class Attention:
     head_dim: int
     k_cache: torch.Tensor
     v_cache: torch.Tensor
+    batch_invariant: bool = False
 
     def __call__(self, x: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]; writes the tokens' KV."""
@@ -62,5 +64,12 @@ class Attention:
         q = rotary_kv(
             qkv, step.cos, step.sin, self.k_cache, self.v_cache, step.slots, self.q_norm, self.k_norm, self.eps
         )
-        attended = paged_attention(q, self.k_cache, self.v_cache, step.prepared, self.head_dim**-0.5)
+        attended = paged_attention(
+            q,
+            self.k_cache,
+            self.v_cache,
+            step.prepared,
+            self.head_dim**-0.5,
+            batch_invariant=self.batch_invariant,
+        )
         return self.output(attended.view(tokens, -1))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo_kernels.linear import linear_w4a16, linear_w8a16
+from octavo_kernels.linear import linear_invariant, linear_w4a16, linear_w8a16
 
-__all__ = ["AnyLinear", "GroupedLinear", "Int8Linear", "Linear"]
+__all__ = ["AnyLinear", "GroupedLinear", "Int8Linear", "InvariantLinear", "Linear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,23 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, in] -> [tokens, out]."""
         return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class InvariantLinear:
+    """The same with a kernel of our own, whose rows do not depend on each other (ADR 37).
+
+    Attributes:
+        weight: [out, in].
+        bias: [out], or None.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, in] -> [tokens, out]."""
+        return linear_invariant(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +83,4 @@ class GroupedLinear:
         return linear_w4a16(x, self.weight, self.groups, self.bias)
 
 
-AnyLinear = Linear | Int8Linear | GroupedLinear
+AnyLinear = Linear | InvariantLinear | Int8Linear | GroupedLinear

@@ -328,15 +328,16 @@ def check_batch_invariant(config: EngineConfig) -> None:
     """Checks that the device has kernels which compute each sequence alike in any batch, if that is asked for.
 
     Args:
-        config: With the device resolved.
+        config: With device and quantisation resolved.
 
     Raises:
-        BadFlags: It is a GPU.
+        BadFlags: Quantised weights on a GPU.
     """
-    if config.batch_invariant and config.device != "cpu":
+    if config.batch_invariant and config.device == "cuda" and config.quantization != "none":
         raise BadFlags(
-            f"--batch-invariant is for the native CPU kernels, and the device is {config.device}",
-            hint="Leave --batch-invariant out, or use --device cpu.",
+            f"--batch-invariant with weights in {config.quantization} on a GPU: its kernels for them are chosen by the "
+            "number of rows, and round differently",
+            hint="Use weights as they are stored, or leave --batch-invariant out.",
         )
 
 

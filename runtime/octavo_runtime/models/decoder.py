@@ -13,7 +13,7 @@ from octavo_kernels.paged_attention import PagedBatch, prepare
 from octavo_kernels.rms_norm import add_rms_norm, rms_norm
 from octavo_runtime.layers.attention import Attention, AttentionStep
 from octavo_runtime.layers.embedding import AnyEmbedding, Embedding, GroupedEmbedding
-from octavo_runtime.layers.linear import AnyLinear, GroupedLinear, Int8Linear, Linear
+from octavo_runtime.layers.linear import AnyLinear, GroupedLinear, Int8Linear, InvariantLinear, Linear
 from octavo_runtime.layers.mlp import GatedMLP
 from octavo_runtime.layers.rotary import RotaryTable
 from octavo_runtime.loading.spec import DecoderSpec
@@ -36,9 +36,11 @@ class Decoder:
     Args:
         spec: Its description.
         parameters: Name to tensor, as `loading.weight_map` names them; quantised ones as `models.quantised` does.
-        kv_cache: [layers, 2, blocks, block size, kv heads, head_dim], keys first.
+        kv_cache: [layers, 2, blocks, block size, kv heads, row], keys first, as `KVPool` has it.
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
+        batch_invariant: Whether a token's logits must have the same bits in any batch and chunk (ADR 37): with Triton's
+            kernels and weights as they are stored.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class Decoder:
         kv_cache: torch.Tensor,
         vocab_size: int,
         max_model_len: int,
+        batch_invariant: bool = False,
     ) -> None:
+        plain = InvariantLinear if batch_invariant else Linear
         self._eps = spec.rms_norm_eps
         self._norm = parameters["norm"]
         self._embedding = _embedding(parameters)
-        self._head = _linear(parameters, "head", "head", vocab_size)
+        self._head = _linear(parameters, plain, "head", "head", vocab_size)
         cos, sin = map(to_tensor, rotary_table(spec.rope, spec.head_dim, max_model_len))
         self._rotary = RotaryTable(
             cos,
@@ -63,7 +67,7 @@ class Decoder:
         )
 
         def linear(name: str) -> AnyLinear:
-            return _linear(parameters, name, f"{name}.weight")
+            return _linear(parameters, plain, name, f"{name}.weight")
 
         self._layers = [
             _Layer(
@@ -77,6 +81,7 @@ class Decoder:
                     head_dim=spec.head_dim,
                     k_cache=kv_cache[number, 0],
                     v_cache=kv_cache[number, 1],
+                    batch_invariant=batch_invariant,
                 ),
                 mlp_norm=parameters[f"layers.{number}.mlp_norm"],
                 mlp=GatedMLP(linear(f"layers.{number}.gate_up"), linear(f"layers.{number}.down")),
@@ -141,15 +146,21 @@ class Decoder:
         return self._head(add_rms_norm(x, residual, self._norm, self._eps))
 
 
-def _linear(parameters: Mapping[str, torch.Tensor], name: str, weight_name: str, rows: int | None = None) -> AnyLinear:
-    """A layer from what there is of it; `rows`: the first outputs alone, of one that has no bias."""
+def _linear(
+    parameters: Mapping[str, torch.Tensor],
+    plain: type[Linear | InvariantLinear],
+    name: str,
+    weight_name: str,
+    rows: int | None = None,
+) -> AnyLinear:
+    """A layer from what there is of it, `plain` of a stored weight; `rows`: the first outputs, of one without a bias."""
     bias = parameters.get(f"{name}.bias")
     if f"{name}.packed" in parameters:
         return GroupedLinear(parameters[f"{name}.packed"], parameters[f"{name}.groups"], bias)
     weight = parameters[weight_name][:rows]
     if weight.dtype == torch.int8:
         return Int8Linear(weight, parameters[f"{name}.scales"][:rows], bias)
-    return Linear(weight, bias)
+    return plain(weight, bias)
 
 
 def _embedding(parameters: Mapping[str, torch.Tensor]) -> AnyEmbedding:

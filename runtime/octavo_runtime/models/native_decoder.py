@@ -47,8 +47,7 @@ def open_native(spec: DecoderSpec, threads: int, needed_by: str | None = None) -
     except RuntimeError as error:
         raise BadFlags(str(error)) from error
     if forced not in {None, "native"}:
-        quantised_by_triton = forced == "triton" and needed_by in {"--quantization w8a16", "--quantization w4a16"}
-        if needed_by and not quantised_by_triton:
+        if needed_by and forced != "triton":
             raise BadFlags(
                 f"{needed_by} needs the native kernels, but {ENVIRONMENT_VARIABLE}={forced}",
                 hint=f"Leave {ENVIRONMENT_VARIABLE} out, or {_WITHOUT[needed_by]}.",

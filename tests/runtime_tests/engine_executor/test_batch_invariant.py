@@ -14,12 +14,13 @@ import pytest
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
 from octavo_kernels.native.arrays import Array
 from octavo_runtime.domain import EngineConfig, Request, SamplingParams, ScheduledSequence, SchedulerConfig, StepResult
-from octavo_runtime.engine import devices
 from octavo_runtime.engine import native_executor as module
 from octavo_runtime.engine.executor import load_executor
+from octavo_runtime.engine.gpu import require_invariant_kernels
 from octavo_runtime.engine.loop import EngineCore
 from octavo_runtime.engine.sampler import SamplingForm, sample_tokens
 from octavo_runtime.errors import BadFlags
+from octavo_runtime.loading.plan import check_batch_invariant
 
 WriteModel = Callable[..., Path]
 BLOCK = 1024  # bytes, of 8 tokens in float32
@@ -113,7 +114,16 @@ def test_load_executor_without_native_kernels_that_a_flag_needs(
         load_executor(EngineConfig(str(write_model()), device="cpu", **setting))
 
 
-def test_load_executor_batch_invariant_on_a_gpu(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "gpu_driver", lambda: True)
-    with pytest.raises(BadFlags, match="--batch-invariant is for the native CPU kernels"):
-        load_executor(EngineConfig(str(write_model()), device="cuda", batch_invariant=True))
+def test_check_batch_invariant_on_a_gpu() -> None:
+    config = EngineConfig("model", device="cuda", batch_invariant=True)
+    check_batch_invariant(config)
+    with pytest.raises(BadFlags, match="--batch-invariant with weights in w8a16 on a GPU"):
+        check_batch_invariant(replace(config, quantization="w8a16"))
+
+
+def test_require_invariant_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    require_invariant_kernels()
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "reference")
+    with pytest.raises(BadFlags, match="--batch-invariant needs the Triton kernels, but OCTAVO_KERNELS=reference"):
+        require_invariant_kernels()
