@@ -90,9 +90,14 @@ inline int64_t step_scratch(const Model& m) {
   return bytes;
 }
 
+// From row to row of gate and up, side by side. The line between them is for widths that are a multiple of 4 KiB: the
+// same column of all rows would be in one place of the first cache.
+inline int64_t gate_up_stride(const Model& m) { return 2 * m.intermediate + 16; }
+
 // What all layers share, one after the other in memory of `step_room` numbers.
 struct Room {
-  float *residual, *normed, *qkv, *attended, *gate_up;
+  float *residual, *normed, *qkv, *attended;
+  float* gate_up;       // of one item's rows
   float* of_operation;  // what the linear layers and attention need, one after the other
 };
 
@@ -100,8 +105,9 @@ inline int64_t step_room(const Model& m, const Batch& b) {
   const Attention& s = m.attention;
   int64_t of_operation = attention_room(s, b);
   each_linear(m, [&](const Linear& l) { of_operation = larger(of_operation, linear_room(l, b.tokens)); });
-  const int64_t row = 2 * m.hidden + (2 * s.heads + 2 * s.kv_heads) * s.head_dim + 2 * m.intermediate;
-  return divided_up(b.tokens * row, 16) * 16 + of_operation;
+  const int64_t row = 2 * m.hidden + (2 * s.heads + 2 * s.kv_heads) * s.head_dim;
+  const int64_t of_mlp = smaller(b.tokens, kRowsOfItem) * gate_up_stride(m);
+  return divided_up(b.tokens * row + of_mlp, 16) * 16 + of_operation;
 }
 
 inline Room rooms(const Model& m, int64_t tokens, float* memory) {
@@ -112,7 +118,8 @@ inline Room rooms(const Model& m, int64_t tokens, float* memory) {
   room.qkv = room.normed + tokens * m.hidden;
   room.attended = room.qkv + tokens * (s.heads + 2 * s.kv_heads) * s.head_dim;
   room.gate_up = room.attended + tokens * s.heads * s.head_dim;
-  room.of_operation = room.residual + divided_up(room.gate_up + tokens * 2 * m.intermediate - room.residual, 16) * 16;
+  const int64_t before = room.gate_up + smaller(tokens, kRowsOfItem) * gate_up_stride(m) - room.residual;
+  room.of_operation = room.residual + divided_up(before, 16) * 16;
   return room;
 }
 
@@ -129,16 +136,21 @@ inline void attention_layer(Threads& threads, const Model& m, const Layer& layer
   linear(threads, layer.output, room.attended, width, {room.residual, m.hidden, true}, b.tokens, room.of_operation);
 }
 
+// As many rows at a time as one item of a product takes, so that what is between gate, up and down stays in the caches.
 inline void mlp_layer(Threads& threads, const Model& m, const Layer& layer, int64_t tokens, const Room& room) {
-  const int64_t both = 2 * m.intermediate;
-  each_row(threads, tokens, m.hidden, [&](int64_t row) {
-    rms_norm(room.residual + row * m.hidden, layer.mlp_norm, m.eps, room.normed + row * m.hidden, m.hidden);
-  });
-  linear(threads, layer.gate_up, room.normed, m.hidden, {room.gate_up, both, false}, tokens, room.of_operation);
-  each_row(threads, tokens, both, [&](int64_t row) {
-    silu_mul(room.gate_up + row * both, room.gate_up + row * both + m.intermediate, m.intermediate);
-  });
-  linear(threads, layer.down, room.gate_up, both, {room.residual, m.hidden, true}, tokens, room.of_operation);
+  const int64_t stride = gate_up_stride(m);
+  for (int64_t first = 0; first < tokens; first += kRowsOfItem) {
+    const int64_t rows = smaller(kRowsOfItem, tokens - first);
+    float* residual = room.residual + first * m.hidden;
+    each_row(threads, rows, m.hidden, [&](int64_t row) {
+      rms_norm(residual + row * m.hidden, layer.mlp_norm, m.eps, room.normed + row * m.hidden, m.hidden);
+    });
+    linear(threads, layer.gate_up, room.normed, m.hidden, {room.gate_up, stride, false}, rows, room.of_operation);
+    each_row(threads, rows, stride, [&](int64_t row) {
+      silu_mul(room.gate_up + row * stride, room.gate_up + row * stride + m.intermediate, m.intermediate);
+    });
+    linear(threads, layer.down, room.gate_up, stride, {residual, m.hidden, true}, rows, room.of_operation);
+  }
 }
 
 // logits: [wanted, head.out]. memory: `step_room` numbers.

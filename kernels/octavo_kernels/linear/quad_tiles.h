@@ -39,9 +39,8 @@ struct PlaneTiles {
 
   uint8_t* high(int64_t row) const { return from(group(row)) + row % kRowsOfGroup * kTileRowBytes; }
   uint8_t* low(int64_t row) const { return high(row) + count(group(row)) * kTileRowBytes; }
-  int64_t offset(int64_t row, int64_t input) const {
-    return input / kTileRowBytes * 2 * count(group(row)) * kTileRowBytes + input % kTileRowBytes;
-  }
+  // Bytes from 64 inputs to the next.
+  int64_t next_line(int64_t row) const { return 2 * count(group(row)) * kTileRowBytes; }
 
  private:
   static int64_t group(int64_t row) { return row / kRowsOfGroup * kRowsOfGroup; }

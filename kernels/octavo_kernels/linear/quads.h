@@ -31,6 +31,8 @@ constexpr float kSteps = 32512;  // 256 * 127: the high plane has no -128
 
 inline int64_t quads_of(const Linear& l) { return divided_up(l.in, kQuad); }
 
+constexpr int64_t kLineOfBytes = 64;  // inputs of a plane that lie together in any case
+
 // All rows of x, in memory of `quads_room` numbers.
 struct Planes {
   float* steps;    // of each row
@@ -39,34 +41,49 @@ struct Planes {
 
   uint8_t* high(int64_t row) const { return bytes + 2 * row * width; }
   uint8_t* low(int64_t row) const { return high(row) + width; }
-  int64_t offset(int64_t, int64_t input) const { return input; }
+  // Bytes from kLineOfBytes inputs to the next.
+  int64_t next_line(int64_t) const { return kLineOfBytes; }
 };
 
 inline int64_t quads_room(const Linear& l, int64_t rows) { return rows * (1 + 2 * quads_of(l)); }
 
+// Both planes of 16 numbers.
+OCTAVO_INLINE void split_numbers(__m512 v, __m512 factor, __mmask16 kept, uint8_t* high, uint8_t* low) {
+  const __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(v, factor));
+  const __m512i both = _mm512_add_epi32(steps, _mm512_set1_epi32(128 * 256 + 128));  // from 384 to 65408
+  _mm512_mask_cvtepi32_storeu_epi8(high, kept, _mm512_srli_epi32(both, 8));
+  _mm512_mask_cvtepi32_storeu_epi8(low, kept, both);
+}
+
 // A row with a number that is not finite has a step of NaN, and so has its result.
 template <class Rows>
 inline void split(const float* x, int64_t in, const Rows& planes, int64_t row) {
-  __m512 most = _mm512_setzero_ps(), poison = _mm512_setzero_ps();
-  for (int64_t i = 0; i < in; i += 16) {
-    const __mmask16 there = (__mmask16)((1u << smaller(16, in - i)) - 1);
-    const __m512 v = _mm512_maskz_loadu_ps(there, x + i);
-    most = _mm512_max_ps(most, _mm512_abs_ps(v));
-    poison = _mm512_fmadd_ps(v, _mm512_setzero_ps(), poison);
+  constexpr int together = 4;
+  const int64_t whole = in / kLineOfBytes * kLineOfBytes;
+  __m512 most[together] = {}, poison[together] = {};
+  const auto look = [&](__m512 v, int at) {
+    most[at] = _mm512_max_ps(most[at], _mm512_abs_ps(v));
+    poison[at] = _mm512_fmadd_ps(v, _mm512_setzero_ps(), poison[at]);
+  };
+  for (int64_t i = 0; i < whole; i += kLineOfBytes)
+    for (int at = 0; at < together; at++) look(_mm512_loadu_ps(x + i + 16 * at), at);
+  const auto there = [](int64_t count) { return (__mmask16)((1u << smaller(16, larger(0, count))) - 1); };
+  for (int64_t i = whole; i < in; i += 16) look(_mm512_maskz_loadu_ps(there(in - i), x + i), 0);
+  for (int at = 1; at < together; at++) {
+    most[0] = _mm512_max_ps(most[0], most[at]);
+    poison[0] = _mm512_add_ps(poison[0], poison[at]);
   }
-  const float largest = _mm512_reduce_max_ps(most);
+  const float largest = _mm512_reduce_max_ps(most[0]);
   const __m512 factor = _mm512_set1_ps(largest > 1e-30f ? kSteps / largest : 0);
-  planes.steps[row] = largest / kSteps + sum<16>((Vec<16>)poison);
+  planes.steps[row] = largest / kSteps + sum<16>((Vec<16>)poison[0]);
   uint8_t *high = planes.high(row), *low = planes.low(row);
-  for (int64_t i = 0; i < planes.width; i += 16) {
-    const __mmask16 there = (__mmask16)((1u << smaller(16, larger(0, in - i))) - 1);
-    const __mmask16 kept = (__mmask16)((1u << smaller(16, planes.width - i)) - 1);
-    const __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(there, x + i), factor));
-    const __m512i both = _mm512_add_epi32(steps, _mm512_set1_epi32(128 * 256 + 128));  // from 384 to 65408
-    const int64_t offset = planes.offset(row, i);
-    _mm512_mask_cvtepi32_storeu_epi8(high + offset, kept, _mm512_srli_epi32(both, 8));
-    _mm512_mask_cvtepi32_storeu_epi8(low + offset, kept, both);
-  }
+  const int64_t next = planes.next_line(row);
+  for (int64_t i = 0; i < whole; i += kLineOfBytes, high += next, low += next)
+    for (int at = 0; at < kLineOfBytes; at += 16)
+      split_numbers(_mm512_loadu_ps(x + i + at), factor, 0xffff, high + at, low + at);
+  for (int64_t i = whole; i < planes.width; i += 16)
+    split_numbers(_mm512_maskz_loadu_ps(there(in - i), x + i), factor, there(planes.width - i), high + i - whole,
+                  low + i - whole);
 }
 
 // The sums of both planes.

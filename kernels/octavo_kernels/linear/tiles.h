@@ -154,8 +154,9 @@ inline void tiles_linear(Threads& threads, const Linear& l, const float* x, int6
   each_row(threads, rows, l.in, [&](int64_t row) { split_row(x + row * x_stride, l.in, split, row); });
   const int64_t panel = divided_up(l.in, 2) * 2 * kPanel * (int64_t)sizeof(BFloat16);
   // A megabyte of split rows stays in the second cache while panels pass.
-  const int64_t fit = (1 << 20) / (split.steps * kStep * kPlanes * (int64_t)sizeof(BFloat16)) / kTileRows * kTileRows;
-  const int64_t together = larger(3 * kTileRows, smaller(kRowsOfItem, fit));
+  const int64_t fit = (1 << 20) / (split.steps * kStep * kPlanes * (int64_t)sizeof(BFloat16));
+  const int64_t parts = divided_up(rows, larger(3 * kTileRows, smaller(kRowsOfItem, fit)));
+  const int64_t together = divided_up(rows, parts * kTileRows) * kTileRows;
   linear_items(threads, l, rows, together, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     count = divided_up(count, 2) * 2;  // the weight has an even number of panels
     const PanelTiles panels((const char*)l.weight + first * panel, count, panel);

@@ -161,6 +161,20 @@ def forced(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return instruction_set
 
 
+def test_family_many_tokens(forced: str, tmp_path: Path) -> None:
+    # More rows than an item of the products has.
+    make(tmp_path, "llama", {}).bfloat16().save_pretrained(tmp_path)
+    truth = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    executor = load(tmp_path, kv_cache_dtype="float32")
+    assert executor.info.kernels == f"native ({forced})"
+    prompts = [torch.randint(3, 97, (length,)).tolist() for length in (120, 3, 127)]
+    steps = [sequence(str(n), tokens, 0, tuple(range(16 * n, 16 * n + 16))) for n, tokens in enumerate(prompts)]
+    got = logits(executor, *steps)
+    for row, tokens in zip(got, prompts, strict=True):
+        with torch.inference_mode():
+            assert_close(row, truth(torch.tensor([tokens])).logits[0, -1], 1e-5)
+
+
 def with_rounded_weights(model: PreTrainedModel) -> PreTrainedModel:
     """Each linear layer's weights as they are when quantised; the embedding stays, tied or not."""
     for module in model.modules():
