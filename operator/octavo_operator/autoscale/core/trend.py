@@ -8,13 +8,14 @@
 Only a climb is continued into the future, and only as steeply as its later half still climbs: one that is over has
 become a level. A jump that a straight line was drawn through would be taken for a climb and answered with far too many
 replicas; a climb that is averaged would be answered too late. The three are compared by the Bayesian information
-criterion (Schwarz, 1978): residuals, and a price for each parameter. The place of a jump counts as two: it is the best
+criterion (Schwarz, 1978): residuals, no smaller than chance makes them, and a price for each parameter. The place of a jump counts as two: it is the best
 of many (Zhang and Siegmund, 2007).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 __all__ = ["LEAST_POINTS", "Trend", "fit"]
 
@@ -31,6 +32,9 @@ who looks every few seconds sees many."""
 FLOOR = 0.01
 """A variance that any fit has: demand is not measured better than to a tenth of a replica."""
 
+LUCK = 3.0
+"""Standard deviations of a variance that chance may explain."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trend:
@@ -38,58 +42,73 @@ class Trend:
 
     Attributes:
         level: the value now.
+        error: its standard error.
         slope: change per second; 0 unless it climbs or falls.
         spread: standard deviation of the points around it.
+        beyond: the part of it that chance does not explain.
         highest: how far the highest point is above it, or above what was before the jump.
         span: seconds over which it was seen.
     """
 
     level: float
+    error: float
     slope: float
     spread: float
+    beyond: float
     highest: float
     span: float
 
 
-def fit(points: Sequence[Point], now: float) -> Trend:
+def fit(points: Sequence[Point], now: float, chance: float = 0.0) -> Trend:
     """Fits the likeliest of the three.
 
     Args:
         points: by time, at least one.
         now: the time that the level is for.
+        chance: the variance that chance alone gives a point: less of it around a line is luck, and no line.
     """
+    floor = max(FLOOR, chance)
     count = len(points)
     span = now - points[0][0]
     values = [value for _, value in points]
     if count < LEAST_POINTS:
         last = values[-3:]
-        return Trend(sum(last) / len(last), 0.0, 0.0, 0.0, span)
+        return Trend(sum(last) / len(last), math.sqrt(chance / len(last)), 0.0, 0.0, 0.0, 0.0, span)
     mean = sum(values) / count
     flat = sum((value - mean) ** 2 for value in values)
-    jump, after, at = _jump(values)
+    jump, end, at = _jump(values)
     slope, line, middle = _line(points, mean)
-    costs = ((_cost(flat, count, 1), 0), (_cost(line, count, 2), 1), (_cost(jump, count, 4), 2))
+    costs = ((_cost(flat, count, 1, floor), 0), (_cost(line, count, 2, floor), 1), (_cost(jump, count, 4, floor), 2))
+    weight = float(count)  # points that the level is the mean of
     match min(costs)[1]:
         case 0:
-            highest = max(values) - mean
-            return Trend(mean, 0.0, _spread(flat, count - 1), highest, span)
+            runs = [[value - mean for value in values]]
+            level, slope, variance = mean, 0.0, flat / (count - 1)
         case 1:
-            highest = max(value - mean - slope * (time - middle) for time, value in points)
-            return Trend(
-                mean + slope * (now - middle), _lasting(points, slope), _spread(line, count - 2), highest, span
-            )
+            runs = [[value - mean - slope * (time - middle) for time, value in points]]
+            level, variance = mean + slope * (now - middle), line / (count - 2)
+            slope, weight = _lasting(points, slope), count / 4  # a line's end is known half as well as its middle
         case _:
-            before = sum(values[:at]) / at
-            highest = max(max(values[at:]) - after, max(values[:at]) - before)
-            return Trend(after, 0.0, _spread(jump, count - 3), highest, span)
+            before, level = fmean(values[:end] or [0.0]), fmean(values[at:])
+            runs = [[value - before for value in values[:end]], [value - level for value in values[at:]]]
+            slope, variance, weight = 0.0, jump / max(1, count - 3), count - at
+    highest = max(max(run) for run in runs if run)
+    error = math.sqrt(max(variance, chance) / weight)
+    return Trend(level, error, slope, math.sqrt(variance), _beyond(runs, chance), highest, span)
 
 
-def _cost(squares: float, count: int, parameters: int) -> float:
-    return count * math.log(squares / count + FLOOR) + PRICE * parameters * math.log(count)
+def _cost(squares: float, count: int, parameters: int, floor: float) -> float:
+    return count * math.log(squares / count + floor) + PRICE * parameters * math.log(count)
 
 
-def _spread(squares: float, degrees: int) -> float:
-    return math.sqrt(squares / max(1, degrees))
+def _beyond(runs: Sequence[Sequence[float]], chance: float) -> float:
+    """The standard deviation of residuals without what chance may explain, and without the one that is farthest off.
+
+    What a single point says is over before a pod could help. A variance has itself a standard deviation of √(2 / n).
+    """
+    squares = sorted(one * one for run in runs for one in run)[:-1]
+    variance = sum(squares) / (len(squares) - 2)
+    return math.sqrt(max(0.0, variance - chance * (1 + LUCK * math.sqrt(2 / len(squares)))))
 
 
 def _line(points: Sequence[Point], mean: float) -> tuple[float, float, float]:
@@ -106,17 +125,28 @@ def _lasting(points: Sequence[Point], slope: float) -> float:
     later = points[len(points) // 2 :]
     recent, squares, middle = _line(later, sum(value for _, value in later) / len(later))
     across = sum((time - middle) ** 2 for time, _ in later)
-    error = _spread(squares, len(later) - 2) / math.sqrt(across) if across > 0 else 0.0
+    error = math.sqrt(squares / max(1, len(later) - 2) / across) if across > 0 else 0.0
     return min(slope, max(0.0, recent + error)) if slope > 0 else slope
 
 
-def _jump(values: Sequence[float]) -> tuple[float, float, int]:
-    """Sum of squared residuals of the best jump, the mean after it, and which point is the first one after it."""
-    total, squares = sum(values), sum(value * value for value in values)
-    before, best = 0.0, (math.inf, 0.0, 0)
-    for at in range(1, len(values)):
-        before += values[at - 1]
-        right = total - before
-        residual = squares - before * before / at - right * right / (len(values) - at)
-        best = min(best, (max(0.0, residual), right / (len(values) - at), at))
+def _jump(values: Sequence[float]) -> tuple[float, int, int]:
+    """Sum of squared residuals of the best jump, and how many points are before it, and which is the first one after.
+
+    A point in between may be a mean over the jump itself: if its value is between the two levels, or it is all that is
+    left of what was before, it is on neither.
+    """
+    sums = [(0.0, 0.0)]
+    for value in values:
+        sums.append((sums[-1][0] + value, sums[-1][1] + value * value))
+    count = len(values)
+    total, squares = sums[-1]
+    best = (math.inf, 0, 0)
+    for at in range(1, count):
+        after = (total - sums[at][0]) / (count - at)
+        right = squares - sums[at][1] - after * (total - sums[at][0])
+        for end in (at, at - 1):
+            before = sums[end][0] / end if end else math.nan
+            if end in {0, at} or min(before, after) < values[end] < max(before, after):
+                left = sums[end][1] - before * sums[end][0] if end else 0.0
+                best = min(best, (max(0.0, left + right), end, at))
     return best
