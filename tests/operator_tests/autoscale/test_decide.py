@@ -99,6 +99,24 @@ def test_decide_two_full_of_four_with_two_that_start_stays() -> None:
     assert fleet.steps(20, 1.0).replicas == 4
 
 
+@pytest.mark.parametrize("ended", [5e-324, 2e-311, 1e-200, 1e-5])
+def test_decide_of_pods_that_have_ended_next_to_nothing(ended: float) -> None:
+    # Pods that hang for hours: what they ended before has faded away.
+    fleet = Fleet(2)
+    fleet.steps(3, 1.0)
+    fleet.state = replace(fleet.state, ended=ended, worked=100.0)
+    for number in range(4):
+        fleet.now += 5
+        fleet.pods = [
+            replace(pod, sample=replace(pod.sample, time=fleet.now, waiting=10.0 * number, refused=float(number)))
+            for pod in fleet.pods
+            if pod.sample is not None
+        ]
+        decision = fleet.decide()
+        assert 2 <= decision.replicas <= SETTINGS.max_replicas
+        assert math.isfinite(decision.demand)
+
+
 def test_decide_all_full_and_twice_the_load_never_goes_down() -> None:
     fleet = Fleet(4)
     for second in range(1, 10):

@@ -69,6 +69,9 @@ RATE_SECONDS = 60.0
 RATE_LEAST = 20.0
 """From how many on the rate is known: those that have just begun to answer end nothing yet."""
 
+NOTHING = 1e-6
+"""So few requests a second, or tokens, are none. What pods that hang have ended fades away, and is divided by."""
+
 FULL = 0.95
 """The load that replicas are planned for. Queueing makes the rest useless where requests come at random."""
 
@@ -128,7 +131,8 @@ class State:
     @property
     def rate(self) -> float:
         """Requests a second that a full replica ends; 0 while it is not known."""
-        return self.ended / self.worked if self.worked >= RATE_LEAST else 0.0
+        rate = self.ended / self.worked if self.worked >= RATE_LEAST else 0.0
+        return rate if rate >= NOTHING else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +267,7 @@ def _remember(settings: Settings, state: State, serving: Sequence[Pod], now: flo
         span = sample.time - last.time
         running = (sample.running + last.running) / 2
         generated = sample.generated - last.generated
-        if running >= 1 and generated > 0:
+        if running >= 1 and generated >= NOTHING:
             curve = curve.see(min(1.0, running / settings.slots), running * span / generated)
         ended += sample.finished - last.finished
         worked += span * (_load(settings, curve, sample) + _load(settings, curve, last)) / 2
