@@ -21,7 +21,8 @@ from octavo_runtime.engine.memory import (
 )
 from octavo_runtime.engine.model_files import ModelFiles, Progress
 from octavo_runtime.engine.sampler import sample_tokens, sampled_tokens
-from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY, held_bytes, most_bytes, size_kv, storage_dtype
+from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY, size_kv, storage_dtype
+from octavo_runtime.loading.weight_bytes import held_bytes, most_bytes
 from octavo_runtime.models.native_decoder import NativeDecoder
 
 __all__ = ["NativeExecutor", "load_native"]

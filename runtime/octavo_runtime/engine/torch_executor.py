@@ -32,15 +32,8 @@ from octavo_runtime.engine.threads import compute_threads
 from octavo_runtime.engine.torch_sampling import TorchSampling
 from octavo_runtime.engine.warm_up import MAX_SEQUENCES, copy_a_block, warm_up
 from octavo_runtime.errors import DeviceLost, DeviceUnavailable
-from octavo_runtime.loading.plan import (
-    DEFAULT_CPU_KV_MEMORY,
-    KVSize,
-    check_packing,
-    held_bytes,
-    kv_block_bytes,
-    most_bytes,
-    size_kv,
-)
+from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY, KVSize, kv_block_bytes, size_kv
+from octavo_runtime.loading.weight_bytes import check_packing, held_bytes, most_bytes
 from octavo_runtime.models.decoder import Decoder
 from octavo_runtime.models.quantised import pack_weights, quantise
 

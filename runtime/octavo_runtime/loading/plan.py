@@ -5,15 +5,15 @@ The engine sizes its KV cache by the same functions when it starts, so that `oct
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo_runtime.domain import EngineConfig
-from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights, UnsupportedModel
+from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights
 from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.spec import DecoderSpec, read_spec
-from octavo_runtime.loading.weight_map import WeightMap, weight_map
+from octavo_runtime.loading.weight_bytes import ITEM_BYTES, check_packing, held_bytes, most_bytes
+from octavo_runtime.loading.weight_map import weight_map
 
 __all__ = [
     "DEFAULT_CPU_KV_MEMORY",
@@ -22,11 +22,8 @@ __all__ = [
     "activation_bytes",
     "check_batch_invariant",
     "check_growth",
-    "check_packing",
-    "held_bytes",
     "kv_block_bytes",
     "kv_token_bytes",
-    "most_bytes",
     "plan_model",
     "resolve_device",
     "resolve_dtype",
@@ -34,17 +31,13 @@ __all__ = [
     "resolve_quantization",
     "size_kv",
     "storage_dtype",
-    "weight_bytes",
 ]
 
 DEFAULT_CPU_KV_MEMORY = 1 << 30
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "fp8": 1}
 _KV_SCALE_BYTES = 4
 """What a token's keys, or values, of one kv head in int8 or fp8 have beside them."""
 
 _GIB = 1 << 30
-_PACKED_INPUTS = 64
-"""Inputs of a weight in four bits that a GPU's kernels take at a time (octavo_kernels.linear.pairs)."""
 _CUDA_CONTEXT = 1 << 29
 """What CUDA and its libraries take of a GPU beside everything else: about half a GiB, more on larger GPUs."""
 
@@ -240,66 +233,6 @@ def resolve_kv_dtype(config: EngineConfig, dtype: str) -> str:
     return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
-def weight_bytes(weights: WeightMap, dtype: str) -> int:
-    """Bytes of the parameters as they are read: in this dtype, but for weights in groups."""
-    return weights.num_elements * _ITEM_BYTES[dtype] + weights.group_bytes
-
-
-def held_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: bool) -> int:
-    """Bytes of the parameters as they are held once they are loaded.
-
-    Args:
-        weights: With a tied embedding, which under w8a16 stays beside the head made of it.
-        dtype: Of embedding, norms and biases, and of weights that are not quantised.
-        quantization: Resolved.
-        packed: Whether quantised weights are packed as a GPU's kernels take them, not as a CPU's native ones do.
-    """
-    item = _ITEM_BYTES[dtype]
-    if quantization != "w8a16":
-        return weight_bytes(weights, dtype) + (_widening(weights, item) if packed else 0)
-    linear = _linear_shapes(weights)
-    in_linear = sum(map(math.prod, linear))
-    others = weights.num_elements - in_linear + (math.prod(weights.shapes["embedding"]) if weights.tied else 0)
-    # Beside an output's scale the native kernels have its sum.
-    for_output = 4 if packed else 8
-    return in_linear + for_output * sum(outputs for outputs, _ in linear) + others * item
-
-
-def most_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: bool) -> int:
-    """Bytes of the parameters while they are loaded: as held, beside the largest that is packed.
-
-    Args:
-        weights: What is read.
-        dtype: It is read in.
-        quantization: Resolved.
-        packed: As in `held_bytes`.
-    """
-    read = weight_bytes(weights, dtype)
-    if quantization == "none":
-        return read
-    held = held_bytes(weights, dtype, quantization, packed=packed)
-    if quantization == "w8a16":
-        return held + max(map(math.prod, _linear_shapes(weights))) * _ITEM_BYTES[dtype]
-    largest = max(math.prod(weights.shapes[name]) for name in weights.fixed if name.endswith(".qweight"))
-    # On a GPU groups are packed when all is read; four bits have a byte meanwhile, twice while they are put together.
-    return max(read, held) + (4 * largest if packed else largest)
-
-
-def _linear_shapes(weights: WeightMap) -> list[tuple[int, ...]]:
-    shapes = [shape for name, shape in weights.shapes.items() if name.endswith(".weight") or name == "head"]
-    return [*shapes, weights.shapes["embedding"]] if weights.tied else shapes
-
-
-def _widening(weights: WeightMap, item: int) -> int:
-    """Bytes that weights in groups of eight bits take on a GPU beyond what is stored: it has them in the dtype."""
-    bytes_ = 0
-    for name, dtype in weights.fixed.items():
-        if name.endswith(".qweight") and dtype == "I8":
-            scales = f"{name.removesuffix('.qweight')}.scales"
-            bytes_ += math.prod(weights.shapes[name]) * (item - 1) - 2 * math.prod(weights.shapes[scales])
-    return bytes_
-
-
 def resolve_quantization(config: EngineConfig, spec: DecoderSpec) -> str:
     """How the weights are to lie in memory: as the configuration says, where `none` takes them as they are stored.
 
@@ -341,28 +274,6 @@ def check_batch_invariant(config: EngineConfig) -> None:
         )
 
 
-def check_packing(weights: WeightMap, *, packed: bool) -> None:
-    """Checks that weights in groups can be packed.
-
-    Args:
-        weights: What is read.
-        packed: As in `held_bytes`.
-
-    Raises:
-        UnsupportedModel: One of four bits cannot; it is named.
-    """
-    if not packed:
-        return
-    for name, dtype in weights.fixed.items():
-        width = 2 * weights.shapes[name][-1]
-        if name.endswith(".qweight") and dtype == "U8" and width % _PACKED_INPUTS:
-            raise UnsupportedModel(
-                f"{name.removesuffix('.qweight')} is stored in groups of four bits and has {width} inputs; on a GPU "
-                f"they must be a multiple of {_PACKED_INPUTS}",
-                hint="Use --device cpu, or convert the GGUF file without --quantization keep.",
-            )
-
-
 def check_growth(config: EngineConfig) -> None:
     """Checks that the KV cache can grow where it is to.
 
@@ -382,8 +293,8 @@ def check_growth(config: EngineConfig) -> None:
 
 def kv_token_bytes(spec: DecoderSpec, kv_dtype: str) -> int:
     """Bytes that a token keeps in the KV cache over all layers, keys and values, scales included."""
-    scales = 2 * spec.num_layers * spec.num_kv_heads * _KV_SCALE_BYTES if _ITEM_BYTES[kv_dtype] == 1 else 0
-    return spec.kv_elements_per_token * _ITEM_BYTES[kv_dtype] + scales
+    scales = 2 * spec.num_layers * spec.num_kv_heads * _KV_SCALE_BYTES if ITEM_BYTES[kv_dtype] == 1 else 0
+    return spec.kv_elements_per_token * ITEM_BYTES[kv_dtype] + scales
 
 
 def kv_block_bytes(spec: DecoderSpec, config: EngineConfig, kv_dtype: str) -> int:
@@ -400,7 +311,7 @@ def activation_bytes(spec: DecoderSpec, config: EngineConfig, dtype: str) -> int
     as they are, masked, and as weights).
     """
     tokens = min(config.scheduler.max_num_batched_tokens, spec.max_position)
-    item = _ITEM_BYTES[dtype]
+    item = ITEM_BYTES[dtype]
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     mlp = tokens * 4 * spec.intermediate_size * item
     attention = tokens * 2 * heads * item + 3 * spec.num_heads * tokens**2 * 4

@@ -15,8 +15,9 @@ from octavo_kernels.linear.pairs import pack_pairs
 from octavo_runtime.cli import run
 from octavo_runtime.domain import EngineConfig, SchedulerConfig
 from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights, UnsupportedModel
-from octavo_runtime.loading.plan import check_packing, held_bytes, plan_model, resolve_dtype, storage_dtype
+from octavo_runtime.loading.plan import plan_model, resolve_dtype, storage_dtype
 from octavo_runtime.loading.spec import decoder_spec
+from octavo_runtime.loading.weight_bytes import check_packing, held_bytes
 from octavo_runtime.loading.weight_map import WeightMap
 
 CONFIG = {
