@@ -78,13 +78,11 @@ def write(folder: Path, tensors: Tensors, **config: Any) -> Path:
 
 
 def rounded(tensors: Tensors) -> Tensors:
-    """What w8a16 makes of them, as floats; a tied head becomes one of its own."""
-    head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
-    as_floats = {
-        name: dequantised(*quantised(tensor)) if tensor.dim() == 2 and "embed" not in name else tensor
+    """What w8a16 makes of them, as floats."""
+    return {
+        name: dequantised(*quantised(tensor)) if name.endswith("proj.weight") else tensor
         for name, tensor in tensors.items()
     }
-    return as_floats | {"lm_head.weight": dequantised(*quantised(head))}
 
 
 def in_groups(tensors: Tensors, eight_bits: tuple[str, ...]) -> tuple[Tensors, Tensors]:

@@ -35,7 +35,7 @@ from octavo_runtime.errors import DeviceLost, DeviceUnavailable
 from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY, KVSize, kv_block_bytes, size_kv
 from octavo_runtime.loading.weight_bytes import check_packing, held_bytes, most_bytes
 from octavo_runtime.models.decoder import Decoder
-from octavo_runtime.models.quantised import pack_weights, quantise
+from octavo_runtime.models.quantised import pack_groups, quantise
 
 __all__ = ["TorchExecutor", "load_torch"]
 
@@ -244,12 +244,7 @@ def _parameters(model: ModelFiles, device: torch.device, progress: Progress) -> 
                 for name, tensor in parameters.items()
                 if name.startswith("embedding")
             }
-    pack_weights(
-        parameters,
-        quantization=quantization,
-        vocab_size=model.tokens.vocab_size,
-        dtype=getattr(torch, model.dtype),
-    )
+    pack_groups(parameters, vocab_size=model.tokens.vocab_size, dtype=getattr(torch, model.dtype))
     return parameters
 
 

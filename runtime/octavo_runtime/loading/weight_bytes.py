@@ -25,8 +25,8 @@ def held_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: boo
     """Bytes of the parameters as they are held once they are loaded.
 
     Args:
-        weights: With a tied embedding, which under w8a16 stays beside the head made of it.
-        dtype: Of embedding, norms and biases, and of weights that are not quantised.
+        weights: What is read.
+        dtype: Of embedding, head, norms and biases, and of weights that are not quantised.
         quantization: Resolved.
         packed: Whether quantised weights are packed as a GPU's kernels take them, not as a CPU's native ones do.
     """
@@ -35,10 +35,9 @@ def held_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: boo
         return weight_bytes(weights, dtype) + (_widening(weights, item) if packed else 0)
     linear = _linear_shapes(weights)
     in_linear = sum(map(math.prod, linear))
-    others = weights.num_elements - in_linear + (math.prod(weights.shapes["embedding"]) if weights.tied else 0)
     # Beside an output's scale the native kernels have its sum.
     for_output = 4 if packed else 8
-    return in_linear + for_output * sum(outputs for outputs, _ in linear) + others * item
+    return in_linear + for_output * sum(outputs for outputs, _ in linear) + (weights.num_elements - in_linear) * item
 
 
 def most_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: bool) -> int:
@@ -84,8 +83,8 @@ def check_packing(weights: WeightMap, *, packed: bool) -> None:
 
 
 def _linear_shapes(weights: WeightMap) -> list[tuple[int, ...]]:
-    shapes = [shape for name, shape in weights.shapes.items() if name.endswith(".weight") or name == "head"]
-    return [*shapes, weights.shapes["embedding"]] if weights.tied else shapes
+    """Of the layers' weights, which have `.weight` in their names; the head has not."""
+    return [shape for name, shape in weights.shapes.items() if name.endswith(".weight")]
 
 
 def _widening(weights: WeightMap, item: int) -> int:

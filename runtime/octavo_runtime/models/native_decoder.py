@@ -82,8 +82,8 @@ class NativeDecoder:
         kv_cache: [layers, 2, blocks, block size, kv heads, row], keys first, as `KVPool` has it.
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
-        quantise: Whether linear layers take eight bits for a weight (w8a16). The embedding stays as it is; logits of a
-            tied one come from a quantised copy. Weights that are stored in groups stay so in any case.
+        quantise: Whether linear layers take eight bits for a weight (w8a16). Embedding and head stay as they are stored.
+            Weights that are stored in groups stay so in any case.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class NativeDecoder:
         def norm(name: str) -> Array:
             return cast(weights.read(name), np.dtype(np.float32))
 
-        def pack(weight: Array, bias: Array | None = None) -> PackedLinear:
+        def pack(weight: Array, bias: Array | None) -> PackedLinear:
             return pack_quantised(weight, bias, quads=context.quads) if quantise else pack_linear(weight, bias)
 
         def groups(name: str, rows: int | None = None, bias: Array | None = None) -> PackedLinear:
@@ -132,15 +132,19 @@ class NativeDecoder:
             for layer in (f"layers.{number}" for number in range(spec.num_layers))
         ]
         head = "embedding" if weights.tied else "head"
-        embedding: Array | PackedLinear | None = None  # its rows are the head's, as they are stored
-        if quantise or not weights.tied:
+        embedding: Array | PackedLinear | None = None  # its rows are the head's
+        if not weights.tied:
             embedding = groups("embedding") if "embedding.qweight" in weights else weights.read("embedding")
         cos, sin = rotary_table(spec.rope, spec.head_dim, max_model_len)
         self._step = DecoderStep(
             context,
             layers,
             norm=norm("norm"),
-            head=groups(head, vocab_size) if f"{head}.qweight" in weights else pack(weights.read(head)[:vocab_size]),
+            head=(
+                groups(head, vocab_size)
+                if f"{head}.qweight" in weights
+                else pack_linear(weights.read(head)[:vocab_size])  # as it is stored, quantised or not (ADR 40)
+            ),
             embedding=embedding,
             cos=cos,
             sin=sin,

@@ -5,7 +5,7 @@
     X.qweight U8, X.scales, X.minima       X.packed, X.groups                         octavo_kernels.linear.linear_w4a16
     X.qweight I8, X.scales                 X.weight, widened: there is no kernel for groups of eight bits
 
-The head and the embedding have no `.weight` behind their names.
+The head and the embedding have no `.weight` behind their names; in w8a16 they stay as they are (ADR 40).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from octavo_kernels.linear.pairs import GROUP, pack_pairs
 from octavo_kernels.linear.reference import from_groups, quantised
 
-__all__ = ["pack_weights", "quantise"]
+__all__ = ["pack_groups", "quantise"]
 
 _ROWS_AT_ONCE = 1024  # in float32 beside the weight, while it is quantised or widened
 
@@ -27,7 +27,7 @@ def quantise(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         name: As `loading.weight_map` names it.
         weight: In a floating type.
     """
-    if not name.endswith(".weight") and name != "head":
+    if not name.endswith(".weight"):
         return {name: weight}
     quants = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
@@ -37,20 +37,14 @@ def quantise(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: quants, f"{name.removesuffix('.weight')}.scales": scales}
 
 
-def pack_weights(
-    parameters: dict[str, torch.Tensor], *, quantization: str, vocab_size: int, dtype: torch.dtype
-) -> None:
-    """Packs what is left to pack once a model is loaded, weight after weight.
+def pack_groups(parameters: dict[str, torch.Tensor], *, vocab_size: int, dtype: torch.dtype) -> None:
+    """Packs weights in groups once a model is loaded, weight after weight.
 
     Args:
-        parameters: Name to tensor, as `loading.weight_map` names them, in w8a16 after `quantise`; a tied head is the
-            embedding itself, and one in groups has the embedding's parts.
-        quantization: none, w8a16 or w4a16.
+        parameters: Name to tensor, as `loading.weight_map` names them; a tied head in groups has the embedding's parts.
         vocab_size: Rows of the head that are wanted.
         dtype: Of what is widened.
     """
-    if quantization == "w8a16" and parameters["head"].is_floating_point():  # tied: it is the embedding until now
-        parameters |= quantise("head", parameters["head"][:vocab_size])
     tied = "head.qweight" in parameters and parameters["head.qweight"] is parameters.get("embedding.qweight")
     if tied:
         for part in [name for name in parameters if name.startswith("embedding.")]:

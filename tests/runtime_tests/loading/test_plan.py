@@ -97,16 +97,16 @@ def test_plan_model_fp8_kv_cache_on_a_cpu(model: Path) -> None:
 @pytest.mark.parametrize(("dtype", "item"), [("auto", 2), ("float16", 2)])
 def test_plan_model_quantised(dtype: str, item: int, model: Path) -> None:
     plan = plan_model(model, config(model, dtype=dtype, quantization="w8a16"))
-    # The embedding and three norms as they are stored; the head is a copy of it, of 6 outputs.
-    outputs = 6 + 8 + 4 + 4 + 8 + 10 + 10 + 8
-    assert plan.weights_bytes == ELEMENTS - 3 * 8 + 8 * outputs + (6 * 8 + 3 * 8) * item
+    # The embedding, which is the head, and three norms as they are stored.
+    outputs = 8 + 4 + 4 + 8 + 10 + 10 + 8
+    assert plan.weights_bytes == ELEMENTS - (6 * 8 + 3 * 8) + 8 * outputs + (6 * 8 + 3 * 8) * item
     assert plan.quantization == "w8a16"
 
 
 def test_plan_model_quantised_on_a_gpu(model: Path) -> None:
     plan = plan_model(model, config(model, device="auto", quantization="w8a16"), gpu_memory=1 << 30)
-    outputs = 6 + 8 + 4 + 4 + 8 + 10 + 10 + 8
-    assert plan.weights_bytes == ELEMENTS - 3 * 8 + 4 * outputs + (6 * 8 + 3 * 8) * 2
+    outputs = 8 + 4 + 4 + 8 + 10 + 10 + 8
+    assert plan.weights_bytes == ELEMENTS - (6 * 8 + 3 * 8) + 4 * outputs + (6 * 8 + 3 * 8) * 2
     stored = plan_model(model, config(model, device="auto"), gpu_memory=1 << 30)
     assert plan.kv_cache_bytes is not None
     assert stored.kv_cache_bytes is not None

@@ -176,9 +176,9 @@ def test_family_many_tokens(forced: str, tmp_path: Path) -> None:
 
 
 def with_rounded_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """Each linear layer's weights as they are when quantised; the embedding stays, tied or not."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
+    """Each linear layer's weights as they are when quantised; embedding and head stay."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
             module.weight = torch.nn.Parameter(dequantised(*quantised(module.weight.detach())))
     return model
 
