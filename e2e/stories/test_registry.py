@@ -205,6 +205,8 @@ def test_operator_installed_as_the_readme_says_is_pulled_whole(
 ) -> None:
     assert not any(name.startswith(registry.host) for name in installed.images_before)
     assert pushed["operator"] in node.image_names(elsewhere)
+    # Helm waited for them; a probe that is late on a busy machine takes one back for a moment.
+    installed.kubectl("wait", "pods", "--all", "--namespace=octavo-system", "--for=condition=Ready", "--timeout=60s")
     pods = installed.kubectl.get("pods", "--namespace=octavo-system")
     assert len(pods) == 2  # one works, one stands by
     for pod in pods:
