@@ -8,6 +8,7 @@ from pathlib import Path
 
 from octavo_kernels.native.arrays import dtype_of
 from octavo_runtime.domain import EngineConfig, EngineInfo
+from octavo_runtime.engine.kv_cache import KVPool
 from octavo_runtime.loading.checkpoint import TensorEntry, open_checkpoint
 from octavo_runtime.loading.plan import (
     KVSize,
@@ -81,6 +82,21 @@ class ModelFiles:
             block_bytes=size.block_bytes,
             weights_bytes=weights_bytes,
             kernels=kernels,
+        )
+
+    def cpu_pool(self, size: KVSize) -> KVPool:
+        """A KV cache of this size in the memory of a CPU.
+
+        Raises:
+            NotEnoughMemoryForKV: The kernel does not even give the addresses.
+        """
+        return KVPool(
+            self.spec,
+            num_blocks=size.num_blocks,
+            max_num_blocks=size.max_num_blocks,
+            num_host_blocks=size.num_host_blocks,
+            block_size=self.config.block_size,
+            dtype=dtype_of(self.kv_dtype),
         )
 
     @property

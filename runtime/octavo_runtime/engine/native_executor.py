@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from octavo_kernels.native import Context, without_amx
-from octavo_kernels.native.arrays import Array, dtype_of
+from octavo_kernels.native.arrays import Array
 from octavo_kernels.sampling.native import NativeSampling
 from octavo_runtime.domain import EngineInfo, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
@@ -93,14 +93,7 @@ def load_native(model: ModelFiles, context: Context, progress: Progress) -> Nati
         dtype if config.quantization == "none" else config.quantization,
         "cpu",
     )
-    pool = KVPool(
-        spec,
-        num_blocks=size.num_blocks,
-        max_num_blocks=size.max_num_blocks,
-        num_host_blocks=size.num_host_blocks,
-        block_size=config.block_size,
-        dtype=dtype_of(model.kv_dtype),
-    )
+    pool = model.cpu_pool(size)
     return_freed_memory()
     with model.open_weights(dtype, progress) as weights:
         decoder = NativeDecoder(

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from octavo_kernels.dispatch import KernelFailed, form
-from octavo_kernels.native.arrays import dtype_of, to_tensor
+from octavo_kernels.native.arrays import to_tensor
 from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs, GraphDevice
@@ -170,14 +170,7 @@ def load_torch(
     def assemble(size: KVSize, *, with_graphs: bool = True) -> TorchExecutor:
         pool: KVPool | GpuKVPool
         if device.type == "cpu" and not compiles:
-            pool = KVPool(
-                spec,
-                num_blocks=size.num_blocks,
-                max_num_blocks=size.max_num_blocks,
-                num_host_blocks=size.num_host_blocks,
-                block_size=config.block_size,
-                dtype=dtype_of(model.kv_dtype),
-            )
+            pool = model.cpu_pool(size)
             kv_cache = to_tensor(pool.device)
         else:
             pool = GpuKVPool(

@@ -29,16 +29,8 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class InvariantLinear:
-    """The same with a kernel of our own, whose rows do not depend on each other (ADR 37).
-
-    Attributes:
-        weight: [out, in].
-        bias: [out], or None.
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
+class InvariantLinear(Linear):
+    """The same with a kernel of our own, whose rows do not depend on each other (ADR 37)."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, in] -> [tokens, out]."""
@@ -83,4 +75,4 @@ class GroupedLinear:
         return linear_w4a16(x, self.weight, self.groups, self.bias)
 
 
-AnyLinear = Linear | InvariantLinear | Int8Linear | GroupedLinear
+AnyLinear = Linear | Int8Linear | GroupedLinear

@@ -148,7 +148,7 @@ class Decoder:
 
 def _linear(
     parameters: Mapping[str, torch.Tensor],
-    plain: type[Linear | InvariantLinear],
+    plain: type[Linear],
     name: str,
     weight_name: str,
     rows: int | None = None,
