@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from octavo_kernels.native import isas, prepare
+from octavo_kernels.native import isas, prepare, without_amx
 
 # Property tests have no deadline for an example: the machine may be busy with other things. The suite draws the same
 # examples each time, so that one commit has one answer; `make explore` draws others.
@@ -43,11 +43,14 @@ def pytest_sessionstart() -> None:
 
 @pytest.fixture(scope="session")
 def require_isa() -> Callable[[str], str]:
-    """Skips what a processor cannot run, since it lacks the instruction set; without the library this fails."""
+    """Skips what cannot run here, since the processor lacks it or the system refuses it. Without the library, or with one
+    that was built without what the processor has, this fails."""
 
     def require(name: str) -> str:
         if name not in isas():
-            pytest.skip(f"this processor has no {name}")
+            why = without_amx() if name == "amx" else None
+            assert why is None or "operating system" in why, f"AMX is not tested: {why}"
+            pytest.skip(why or f"this processor has no {name}")
         return name
 
     return require

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from octavo_kernels.linear.reference import from_groups
 from octavo_kernels.paged_attention.rows import has_scales, head_dim_of, row_width, stored
 
-__all__ = ["TOLERANCES", "Guards", "assert_close", "paged_pool", "relative_error", "scales_behind_blocks"]
+__all__ = [
+    "TOLERANCES",
+    "Guards",
+    "assert_close",
+    "paged_pool",
+    "random_groups",
+    "relative_error",
+    "scales_behind_blocks",
+]
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Largest RMS of the error, as a share of the RMS of the truth, for each dtype."""
@@ -114,3 +123,37 @@ class Guards:
             for side, guard in (("before", buffer[:length]), ("behind", buffer[length + placed.numel() :])):
                 poisoned = guard.isnan() if guard.is_floating_point() else guard == torch.iinfo(guard.dtype).max
                 assert poisoned.all(), f"{int((~poisoned).sum())} numbers were written {side} a tensor {placed.shape}"
+
+
+def random_groups(
+    tensors: Mapping[str, torch.Tensor], eight_bits: Sequence[str], generator: torch.Generator
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """A checkpoint whose matrices are random ones in groups, as `octavo convert --quantization keep` stores them.
+
+    Args:
+        tensors: Whose names and shapes it has; vectors stay as they are.
+        eight_bits: Parts of the names of those in eight bits; the others have four.
+        generator: Of the numbers.
+
+    Returns:
+        What is stored, and the same as floats, by the names that were given.
+    """
+    stored_parts: dict[str, torch.Tensor] = {}
+    floats: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() == 1:
+            stored_parts[name] = floats[name] = tensor
+            continue
+        out, columns = tensor.shape
+        base = name.removesuffix(".weight")
+        quants = torch.randint(256, (out, columns), dtype=torch.uint8, generator=generator)
+        scales = (torch.rand(out, columns // 32, generator=generator) * 0.04 + 0.01).half()
+        minima = None
+        if any(part in name for part in eight_bits):
+            quants, scales = quants.view(torch.int8), scales / 16
+        else:
+            quants, minima = quants[:, : columns // 2].contiguous(), scales * -7.4
+            stored_parts[f"{base}.minima"] = minima
+        stored_parts[f"{base}.qweight"], stored_parts[f"{base}.scales"] = quants, scales
+        floats[name] = from_groups(quants, scales, minima)
+    return stored_parts, floats

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, form
-from octavo_kernels.linear.reference import dequantised, from_groups, quantised
+from octavo_kernels.linear.reference import dequantised, quantised
 from octavo_kernels.native.arrays import to_tensor
 from octavo_kernels.paged_attention import gpu_configurations
-from octavo_kernels.testing import assert_close
+from octavo_kernels.testing import assert_close, random_groups
 from octavo_runtime.domain import EngineConfig, Request, SamplingParams, ScheduledSequence, SchedulerConfig, StepPlan
 from octavo_runtime.engine import executor as executor_module
 from octavo_runtime.engine import torch_executor
@@ -87,26 +87,7 @@ def rounded(tensors: Tensors) -> Tensors:
 
 def in_groups(tensors: Tensors, eight_bits: tuple[str, ...]) -> tuple[Tensors, Tensors]:
     """Their matrices in random groups, as `octavo convert --quantization keep` stores them, and those as floats."""
-    stored: Tensors = {}
-    floats: Tensors = {}
-    generator = torch.Generator().manual_seed(1)
-    for name, tensor in tensors.items():
-        if tensor.dim() == 1:
-            stored[name] = floats[name] = tensor
-            continue
-        out, columns = tensor.shape
-        base = name.removesuffix(".weight")
-        quants = torch.randint(256, (out, columns), dtype=torch.uint8, generator=generator)
-        scales = (torch.rand(out, columns // 32, generator=generator) * 0.04 + 0.01).half()
-        minima = None
-        if any(part in name for part in eight_bits):
-            quants, scales = quants.view(torch.int8), scales / 16
-        else:
-            quants, minima = quants[:, : columns // 2].contiguous(), scales * -7.4
-            stored[f"{base}.minima"] = minima
-        stored[f"{base}.qweight"], stored[f"{base}.scales"] = quants, scales
-        floats[name] = from_groups(quants, scales, minima)
-    return stored, floats
+    return random_groups(tensors, eight_bits, torch.Generator().manual_seed(1))
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
-from octavo_kernels.linear.reference import dequantised, from_groups, quantised
+from octavo_kernels.linear.reference import dequantised, quantised
 from octavo_kernels.native import Context
-from octavo_kernels.testing import assert_close
+from octavo_kernels.testing import assert_close, random_groups
 from octavo_runtime.domain import EngineConfig, SamplingParams, ScheduledSequence, StepPlan
 from octavo_runtime.engine.executor import load_executor
 from octavo_runtime.engine.testing import LoadedExecutor, poison
@@ -203,24 +203,7 @@ GROUPED = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
 def keep_groups(directory: Path, eight_bits: tuple[str, ...] = ("embed_tokens",)) -> dict[str, torch.Tensor]:
     """Stores the directory's matrices in random groups, as `octavo convert` would; returns them as floats."""
     file = directory / "model.safetensors"
-    stored: dict[str, torch.Tensor] = {}
-    floats: dict[str, torch.Tensor] = {}
-    for name, value in load_file(file).items():
-        if value.dim() == 1:
-            stored[name] = floats[name] = value
-            continue
-        out, columns = value.shape
-        quants = torch.randint(0, 256, (out, columns), dtype=torch.uint8)
-        scales = (torch.rand(out, columns // 32) * 0.04 + 0.01).half()
-        base = name.removesuffix(".weight")
-        minima = None
-        if any(part in name for part in eight_bits):
-            quants, scales = quants.view(torch.int8), scales / 16
-        else:
-            quants, minima = quants[:, : columns // 2].contiguous(), scales * -7.4
-            stored[f"{base}.minima"] = minima
-        stored[f"{base}.qweight"], stored[f"{base}.scales"] = quants, scales
-        floats[name] = from_groups(quants, scales, minima)
+    stored, floats = random_groups(load_file(file), eight_bits, torch.Generator().manual_seed(1))
     save_file(stored, file)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTIZATION_CONFIG}))
