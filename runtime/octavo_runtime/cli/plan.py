@@ -176,7 +176,7 @@ def _readable(result: ModelPlan) -> str:
 
 def _weights(result: ModelPlan) -> str:
     if result.quantization == "w8a16":
-        return "w8a16, embedding as stored,"
+        return "w8a16, embedding and head as stored,"
     return result.dtype if result.quantization == "none" else result.quantization
 
 
