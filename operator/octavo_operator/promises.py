@@ -21,7 +21,7 @@ from octavo_operator.api.names import (
     SERVICE,
     Kind,
     Manifest,
-    key_of,
+    version_of,
 )
 from octavo_operator.cluster.port import ABSENT, ClusterPort
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
@@ -94,9 +94,10 @@ async def _missing_is_none(port: ClusterPort, namespace: str) -> None:
 async def _lists_what_is_labelled(port: ClusterPort, namespace: str) -> None:
     answer = await port.apply(_service(namespace), manager="one")
     listing = await port.list_page(SERVICE, namespace)
-    assert [key_of(one) for one in listing.items] == [(namespace, "one")]
+    assert [one.key for one in listing.items] == [(namespace, "one")]
     assert (await port.list_page(SERVICE, namespace, owner="one")).items == ()
-    assert "kind" not in listing.items[0]
+    assert listing.items[0].version == version_of(answer)
+    assert "kind" not in listing.items[0].manifest()
     assert listing.version >= int(answer["metadata"]["resourceVersion"])
     owned = _service(namespace)
     owned["metadata"]["labels"][OWNER_LABEL] = "one"

@@ -218,7 +218,7 @@ class Reconciler:
         token = ""
         while True:
             page = await self._port.list_page(POD, key[0], token, owner=key[1])
-            pods += page.items
+            pods += [one.manifest() for one in page.items]
             token = page.more
             if not token:
                 return pods

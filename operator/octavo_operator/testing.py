@@ -29,7 +29,7 @@ from octavo_operator.api.names import (
     Manifest,
     key_of,
 )
-from octavo_operator.cluster.port import Page
+from octavo_operator.cluster.port import Listed, Page
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
 
 __all__ = ["FakeCluster", "inference_service"]
@@ -172,15 +172,14 @@ class FakeCluster:
         if token:
             return self._pages.pop(token)
         items = [
-            # The items of a list bear no kind.
-            {name: value for name, value in one.items() if name not in {"apiVersion", "kind"}}
+            Listed.of(one)
             for one in self.listed(kind)
             if namespace in {None, key_of(one)[0]}
             and owner in {None, one["metadata"].get("labels", {}).get(OWNER_LABEL)}
         ]
         return self._paged(items, self._version)
 
-    def _paged(self, items: list[Manifest], version: int) -> Page:
+    def _paged(self, items: list[Listed], version: int) -> Page:
         """The first page; the others wait, as of now, for whoever asks for them."""
         page = Page((), version)
         for start in reversed(range(0, len(items), PAGE)):

@@ -10,7 +10,6 @@ from kubernetes.aio.client import Configuration
 
 from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, POD, SERVICE
 from octavo_operator.cluster.client import KubernetesClient
-from octavo_operator.cluster.port import Page
 from octavo_operator.errors import ClusterError, Gone, Rejected, SettingsError, Stale, Unavailable
 from octavo_operator.testing import inference_service
 
@@ -42,6 +41,10 @@ async def server() -> AsyncIterator[tuple[Server, KubernetesClient]]:
         client = KubernetesClient(Configuration(host=str(http.make_url("")).rstrip("/")))
         yield scripted, client
         await client.close()
+
+
+def item(name: str, version: int) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "team", "resourceVersion": str(version)}, "spec": {"a": 1}}
 
 
 def status(message: str, **details: Any) -> dict[str, Any]:
@@ -95,15 +98,39 @@ async def test_apply_asks_for_a_forced_apply(server: tuple[Server, KubernetesCli
 async def test_list_page_asks_for_what_is_ours_and_goes_on_where_told(server: tuple[Server, KubernetesClient]) -> None:
     scripted, client = server
     scripted.answers += [
-        (200, {"items": [{"a": 1}, {"a": 2}], "metadata": {"resourceVersion": "7", "continue": "more"}}),
-        (200, {"items": [{"a": 3}], "metadata": {"resourceVersion": "7"}}),
+        (200, {"items": [item("a", 3), item("b", 5)], "metadata": {"resourceVersion": "7", "continue": "more"}}),
+        (200, {"items": [item("c", 1)], "metadata": {"resourceVersion": "7"}}),
     ]
-    assert await client.list_page(SERVICE, None) == Page(({"a": 1}, {"a": 2}), 7, "more")
-    assert await client.list_page(SERVICE, None, "more") == Page(({"a": 3},), 7)
+    first_page = await client.list_page(SERVICE, None)
+    assert [(one.key, one.version) for one in first_page.items] == [(("team", "a"), 3), (("team", "b"), 5)]
+    assert [one.manifest() for one in first_page.items] == [item("a", 3), item("b", 5)]
+    assert (first_page.version, first_page.more) == (7, "more")
+    last_page = await client.list_page(SERVICE, None, "more")
+    assert [one.manifest() for one in last_page.items] == [item("c", 1)]
+    assert (last_page.version, last_page.more) == (7, "")
     selector = "app.kubernetes.io/managed-by=octavo-operator"
     first, second = ((path, query) for _, path, query, _, _ in scripted.asked)
     assert first == ("/api/v1/services", {"limit": "250", "labelSelector": selector})
     assert second == ("/api/v1/services", {"limit": "250", "labelSelector": selector, "continue": "more"})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[1]",
+        "<html>maintenance</html>",
+        {"items": [{}], "metadata": {"resourceVersion": "7"}},
+        {"items": [], "metadata": {"resourceVersion": "newest"}},
+        {"items": []},
+    ],
+)
+async def test_list_page_of_no_list_is_an_error_of_the_cluster(
+    server: tuple[Server, KubernetesClient], body: Any
+) -> None:
+    scripted, client = server
+    scripted.answers.append((200, body))
+    with pytest.raises(Rejected, match="GET /api/v1/services: no list of objects"):
+        await client.list_page(SERVICE, None)
 
 
 async def test_list_page_of_one_owner_asks_for_its_label(server: tuple[Server, KubernetesClient]) -> None:

@@ -19,6 +19,7 @@ from octavo_operator.api.names import (
 )
 from octavo_operator.autoscale.autoscaler import Autoscaler
 from octavo_operator.autoscale.scrape import Scraper
+from octavo_operator.cluster.port import Listed
 from octavo_operator.core.store import Store
 from octavo_operator.errors import Gone, OperatorError, Unavailable
 from octavo_operator.handlers import controller as controller_module
@@ -193,6 +194,29 @@ async def test_run_complete_list_heals_what_the_watches_lost(cluster: FakeCluste
         await until(lambda: len(cluster.all(SERVICE)) == 1)
         assert operator.metrics.objects.labels("InferenceService").collect()
         await until(lambda: operator.controller._store.count(INFERENCE_SERVICE) == 1)
+
+
+async def test_run_complete_list_parses_nothing_that_is_known(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[Key] = []
+    manifest = Listed.manifest
+
+    def counting(listed: Listed) -> Manifest:
+        parsed.append(listed.key)
+        return manifest(listed)
+
+    monkeypatch.setattr(Listed, "manifest", counting)
+    cluster.put(inference_service(**LOCAL))
+    operator = Operator(cluster, resync_seconds=0.01)
+    async with running(operator):
+        await until(lambda: cluster.all(INFERENCE_SERVICE)[0].get("status"))
+        await until(lambda: not operator.controller._started)  # the answer to its status is taken in, too
+        operator.deaf = True
+        parsed.clear()
+        cluster.put(inference_service("second", **LOCAL))
+        await until(lambda: len(cluster.all(SERVICE)) == 2)
+    assert set(parsed) == {("default", "second")}
 
 
 async def test_on_event_of_a_new_list_by_kopf_makes_a_list_of_our_own(cluster: FakeCluster) -> None:

@@ -55,7 +55,7 @@ class World:
     def plan(self) -> Plan:
         # As after a list of the operator's own: without apiVersion and kind.
         listed = {kind: at_once(self.cluster.list_page(kind, None)).items for kind in CHILDREN}
-        children = {kind: items[0] for kind, items in listed.items() if items}
+        children = {kind: items[0].manifest() for kind, items in listed.items() if items}
         return plan(self.desired(), Observed(self.service, children), self.applied)
 
     def carry_out(self, todo: Plan) -> None:

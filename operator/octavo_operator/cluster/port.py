@@ -1,15 +1,45 @@
 """What the operator asks of a cluster."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
-from octavo_operator.api.names import Kind, Manifest
+import msgspec
 
-__all__ = ["ABSENT", "ClusterPort", "Page"]
+from octavo_operator.api.names import Key, Kind, Manifest, key_of, version_of
+
+__all__ = ["ABSENT", "ClusterPort", "Listed", "Page"]
 
 
 ABSENT = "1"
 """A resourceVersion that no object has: as a precondition it lets an apply only create."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object in a list. It bears no apiVersion and no kind.
+
+    Lists are made again and again, and most of what they hold is known: it is not parsed.
+
+    Attributes:
+        key: its (namespace, name).
+        version: its resourceVersion.
+        text: its JSON.
+    """
+
+    key: Key
+    version: int
+    text: bytes | msgspec.Raw
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """An object as a list has it."""
+        item = {name: value for name, value in manifest.items() if name not in {"apiVersion", "kind"}}
+        return cls(key_of(manifest), version_of(manifest), msgspec.json.encode(item))
+
+    def manifest(self) -> Manifest:
+        """The object."""
+        manifest: Manifest = msgspec.json.decode(self.text)
+        return manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +52,7 @@ class Page:
         more: asks for the next page; empty on the last.
     """
 
-    items: tuple[Manifest, ...]
+    items: tuple[Listed, ...]
     version: int
     more: str = ""
 

@@ -61,6 +61,11 @@ class Store:
         self._tombstones: dict[Kind, dict[Key, int]] = {kind: {} for kind in WATCHED}
         self._labelled: dict[Kind, defaultdict[Key, set[Key]]] = {kind: defaultdict(set) for kind in LABELLED}
 
+    def is_news(self, kind: Kind, key: Key, version: int) -> bool:
+        """Whether an object of this resourceVersion is newer than what is known of it."""
+        known = self._objects[kind].get(key)
+        return version > max(known.version if known else 0, self._tombstones[kind].get(key, 0))
+
     def upsert(self, kind: Kind, manifest: Manifest) -> set[Key]:
         """Takes in an object.
 
@@ -68,10 +73,11 @@ class Store:
             The InferenceServices to look at; none when this is no news.
         """
         key, version = key_of(manifest), version_of(manifest)
-        known = self._objects[kind].get(key)
-        if version <= max(known.version if known else 0, self._tombstones[kind].get(key, 0)):
+        if not self.is_news(kind, key, version):
             return set()
-        owners = self._drop(kind, key) if known else set()  # a pod's label may name another owner now
+        owners = (
+            self._drop(kind, key) if key in self._objects[kind] else set()
+        )  # a pod's label may name another owner now
         owner = _owner(kind, manifest)
         if owner is not None:
             text = msgspec.json.encode(_trimmed(kind, manifest))

@@ -184,10 +184,11 @@ class Controller:
         token, newest = "", 0
         while True:
             page = await self._port.list_page(kind, scope, token)
-            for manifest in page.items:
-                listed.add(key_of(manifest))
-                newest = max(newest, version_of(manifest))
-                self._add(self._store.upsert(kind, manifest))
+            for one in page.items:
+                listed.add(one.key)
+                newest = max(newest, one.version)
+                if self._store.is_news(kind, one.key, one.version):
+                    self._add(self._store.upsert(kind, one.manifest()))
             token = page.more
             if not token:
                 self._add(self._store.prune(kind, scope, listed, page.version))
