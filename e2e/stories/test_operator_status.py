@@ -110,7 +110,7 @@ def test_plan_is_shown_before_the_weights_are_read(kubectl: Kubectl) -> None:
     # 30 layers, keys and values, 3 heads of 64, 4 bytes; 256 MiB of that, in whole blocks of 16 tokens
     per_token = 30 * 2 * 3 * 64 * 4
     tokens = (256 << 20) // (16 * per_token) * 16
-    assert plan == {"weightsBytes": 538060032, "kvBytesPerToken": per_token, "kvTokens": tokens, "maxConcurrency": 1}
+    assert plan == {"weightsBytes": 269030016, "kvBytesPerToken": per_token, "kvTokens": tokens, "maxConcurrency": 1}
     kubectl("wait", "isvc/chat", "--for=condition=Ready", f"--timeout={START:.0f}s")
     assert condition(kubectl.get("isvc", "chat"), "Scheduled")["reason"] == "Placed"
     assert story(kubectl).keys() == {"Serving"}
@@ -181,7 +181,7 @@ def test_out_of_memory_of_the_host_is_told_apart(kubectl: Kubectl) -> None:
     assert ready["message"].startswith(
         "the server exceeded its memory limit and was killed; raise resources.limits.memory"
     )
-    assert kubectl.get("isvc", "chat")["status"]["plan"]["weightsBytes"] == 538060032
+    assert kubectl.get("isvc", "chat")["status"]["plan"]["weightsBytes"] == 269030016
 
 
 def test_secret_missing_is_named_then_created(kubectl: Kubectl) -> None:

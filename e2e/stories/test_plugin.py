@@ -27,7 +27,7 @@ from operator_harness import Kubectl, OperatorProcess, World, condition, eventua
 pytestmark = pytest.mark.cluster
 
 START = 180.0  # seconds for a pod to load on a busy machine
-WEIGHTS, PER_TOKEN = 538060032, 30 * 2 * 3 * 64 * 4
+WEIGHTS, PER_TOKEN = 269030016, 30 * 2 * 3 * 64 * 4
 PLANS = "--selector=app.kubernetes.io/name=octavo-plan"
 
 
@@ -172,7 +172,7 @@ def test_life_of_a_service_for_a_user_with_rights_in_one_namespace(
     screen = ann.ask("status", "chat")
     assert re.match(rf"chat in namespace {kubectl.namespace} serves, for \d+s: 1 of 1 pods are ready\n", screen)
     assert re.search(r"chat-\S+ +\S+ +ready +0 +current +\d+s", screen)
-    assert "weights 513 MiB, KV 45 KiB per token" in screen
+    assert "weights 257 MiB, KV 45 KiB per token" in screen
     assert "nothing was decided since it was made" in ann.ask("why", "chat")
 
     (pod,) = kubectl.get("pods")

@@ -10,7 +10,9 @@ from typing import Any
 import click
 
 from octavo_runtime.cli.options import AutoInt, Quantity, SectionedCommand, SectionedOption
+from octavo_runtime.domain import EngineConfig
 from octavo_runtime.loading.plan import ModelPlan, plan_model
+from octavo_runtime.loading.spec import DecoderSpec
 from octavo_runtime.settings import engine_config
 
 __all__ = ["plan"]
@@ -132,11 +134,19 @@ def plan(model: Path, *, as_json: bool, termination_log: Path | None, gpu_memory
       octavo plan ./smollm2 --kv-cache-memory 4Gi --max-model-len 4096 --json
       octavo plan ./llama-3.1-8b --gpu-memory 80Gi --swap-space 16Gi
     """  # noqa: D301 - click takes the backspace itself for "keep these lines"
-    result = plan_model(model, engine_config(str(model), flags), gpu_memory=gpu_memory)
+    config = engine_config(str(model), flags)
+    result = plan_model(model, config, gpu_memory=gpu_memory, runs_native=_runs_native)
     text = json.dumps({_camel(name): value for name, value in dataclasses.asdict(result).items()})
     if termination_log is not None:
         termination_log.write_text(text, encoding="utf-8")
     click.echo(text if as_json else _readable(result))
+
+
+def _runs_native(spec: DecoderSpec, config: EngineConfig) -> bool:
+    # Imported for a CPU alone: numpy and the library take as long as all else.
+    from octavo_runtime.models.native_decoder import open_native
+
+    return open_native(spec, config, threads=1) is not None
 
 
 def _camel(name: str) -> str:
@@ -177,7 +187,7 @@ def _readable(result: ModelPlan) -> str:
 def _weights(result: ModelPlan) -> str:
     if result.quantization == "w8a16":
         return "w8a16, embedding and head as stored,"
-    return result.dtype if result.quantization == "none" else result.quantization
+    return result.weights_dtype if result.quantization == "none" else result.quantization
 
 
 def _size(count: int) -> str:

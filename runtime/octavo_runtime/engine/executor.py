@@ -95,7 +95,7 @@ def _load(
 ) -> NativeExecutor | TorchExecutor:
     config = model.config
     if config.device == "cpu":
-        context = open_native(model.spec, compute_threads(), _needs_native(config))
+        context = open_native(model.spec, config, compute_threads())
         if context is not None:
             return load_native(model, context, progress)
     load_torch: Any
@@ -110,12 +110,3 @@ def _load(
         ) from error
     executor: TorchExecutor = load_torch(model, progress, graph_device)
     return executor
-
-
-def _needs_native(config: EngineConfig) -> str | None:
-    """The flag that native kernels alone can do, with its value."""
-    if config.quantization != "none":
-        return f"--quantization {config.quantization}"
-    if config.kv_cache_dtype == "int8":
-        return "--kv-cache-dtype int8"
-    return "--batch-invariant" if config.batch_invariant else None

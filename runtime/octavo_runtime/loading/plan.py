@@ -5,6 +5,7 @@ The engine sizes its KV cache by the same functions when it starts, so that `oct
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,7 +74,8 @@ class ModelPlan:
         head_dim: Width of a head.
         max_position: Longest sequence the model knows, in tokens.
         device: cpu or cuda.
-        dtype: Of weights and activations.
+        dtype: Of activations.
+        weights_dtype: Of the weights that are not quantised.
         quantization: Of the weights.
         kv_cache_dtype: Of the KV cache.
         block_size: Tokens per KV block.
@@ -98,6 +100,7 @@ class ModelPlan:
     max_position: int
     device: str
     dtype: str
+    weights_dtype: str
     quantization: str
     kv_cache_dtype: str
     block_size: int
@@ -113,7 +116,13 @@ class ModelPlan:
     num_host_blocks: int
 
 
-def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = None) -> ModelPlan:
+def plan_model(
+    path: Path,
+    config: EngineConfig,
+    *,
+    gpu_memory: int | None = None,
+    runs_native: Callable[[DecoderSpec, EngineConfig], bool] = lambda _spec, _config: False,
+) -> ModelPlan:
     """Plans a model directory.
 
     Args:
@@ -121,6 +130,8 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
         config: How it would be served. On a GPU the KV cache is known beforehand only with `kv_cache_memory` or
             `gpu_memory`.
         gpu_memory: Bytes of the GPU that it would be served on, which need not be here.
+        runs_native: Whether a CPU would run it on native kernels, which hold the weights as they are stored. It may
+            raise what the engine would raise.
 
     Raises:
         ModelNotFound, UnsupportedModel, BadWeights: As when the engine loads it.
@@ -142,9 +153,10 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
     kv_dtype = resolve_kv_dtype(config, dtype)
     packed = device == "cuda"
     check_packing(weights, packed=packed)
-    # A CPU's weights are counted in the dtype unless they are quantised, which native kernels alone do.
-    narrow = config.quantization == "w8a16" and not packed
-    held = held_bytes(weights, storage_dtype(dtype, stored) if narrow else dtype, config.quantization, packed=packed)
+    # Native kernels alone quantise on a CPU.
+    native = device == "cpu" and (runs_native(spec, config) or config.quantization == "w8a16")
+    weights_dtype = storage_dtype(dtype, stored) if native else dtype
+    held = held_bytes(weights, weights_dtype, config.quantization, packed=packed)
     activations = None if gpu_memory is None else activation_bytes(spec, config, dtype)
     memory = config.kv_cache_memory
     if gpu_memory is not None and activations is not None:
@@ -163,6 +175,7 @@ def plan_model(path: Path, config: EngineConfig, *, gpu_memory: int | None = Non
         max_position=spec.max_position,
         device=device,
         dtype=dtype,
+        weights_dtype=weights_dtype,
         quantization=config.quantization,
         kv_cache_dtype=kv_dtype,
         block_size=config.block_size,

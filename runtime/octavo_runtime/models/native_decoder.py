@@ -12,6 +12,7 @@ from octavo_kernels.linear.packing import PackedLinear, pack_groups, pack_linear
 from octavo_kernels.native import Context, NativeUnavailable
 from octavo_kernels.native.arrays import Array, cast
 from octavo_kernels.paged_attention import PagedBatch
+from octavo_runtime.domain import EngineConfig
 from octavo_runtime.errors import BadFlags
 from octavo_runtime.loading.spec import DecoderSpec
 from octavo_runtime.loading.weights import StoredWeights
@@ -30,18 +31,19 @@ _WITHOUT = {
 }
 
 
-def open_native(spec: DecoderSpec, threads: int, needed_by: str | None = None) -> Context | None:
+def open_native(spec: DecoderSpec, config: EngineConfig, threads: int) -> Context | None:
     """The native kernels, where they run this model and the environment does not force another form.
 
     Args:
         spec: The model.
+        config: How it is served, with the quantization resolved. Torch takes the kernels' place where it can do that.
         threads: How many may be busy at once.
-        needed_by: The flag that only they can do, with its value; None: torch may take their place.
 
     Raises:
         BadFlags: The environment forces a form that does not exist; or this one cannot run, and the environment forces
             it or a flag needs it.
     """
+    needed_by = _needed_by(config)
     try:
         forced = forced_form("cpu")
     except RuntimeError as error:
@@ -70,6 +72,15 @@ def open_native(spec: DecoderSpec, threads: int, needed_by: str | None = None) -
         )
     logger.warning("running on torch's kernels, which give the same tokens, slower: %s", why)
     return None
+
+
+def _needed_by(config: EngineConfig) -> str | None:
+    """The flag that native kernels alone can do, with its value."""
+    if config.quantization != "none":
+        return f"--quantization {config.quantization}"
+    if config.kv_cache_dtype == "int8":
+        return "--kv-cache-dtype int8"
+    return "--batch-invariant" if config.batch_invariant else None
 
 
 class NativeDecoder:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
 from octavo_runtime import cli
 from octavo_runtime.cli.failure import termination_log
 from octavo_runtime.cli.options import AutoInt, Quantity
@@ -109,6 +110,27 @@ def test_model_not_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert f"there is no directory {tmp_path}/nowhere" in capsys.readouterr().err
     assert cli.run(["serve", str(tmp_path)]) == 10
     assert f"no config.json in {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("kernels", "said"), [("native", "256.6 MiB in bfloat16"), ("cpu", "513.1 MiB in float32")])
+def test_plan_counts_weights_as_the_kernels_here_hold_them(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernels: str, said: str
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, kernels)
+    assert cli.run(["plan", str(smollm2), "--device", "cpu"]) == 0
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.model
+def test_plan_refuses_what_the_kernels_here_cannot_do(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "cpu")
+    assert cli.run(["plan", str(smollm2), "--device", "cpu", "--quantization", "w8a16"]) == 2
+    assert "--quantization w8a16 needs the native kernels" in capsys.readouterr().err
+    # For a GPU elsewhere it does not matter what runs here.
+    assert cli.run(["plan", str(smollm2), "--gpu-memory", "80Gi", "--quantization", "w8a16"]) == 0
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,8 @@ from octavo_runtime.engine.executor import load_executor
 from octavo_runtime.engine.native_executor import NativeExecutor
 from octavo_runtime.engine.torch_executor import TorchExecutor
 from octavo_runtime.loading.plan import plan_model
-from octavo_runtime.models.native_decoder import NativeDecoder
+from octavo_runtime.loading.spec import DecoderSpec
+from octavo_runtime.models.native_decoder import NativeDecoder, open_native
 
 BLOCK = 2048
 
@@ -49,18 +50,21 @@ def weights_allocated(executor: NativeExecutor | TorchExecutor) -> int:
     return sum({array.ctypes.data: array.nbytes for array in sorted(found, key=lambda each: each.nbytes)}.values())
 
 
-def check_agrees(config: EngineConfig, held: float = 1.0, padding: float = 0.01) -> None:
+def runs_native(spec: DecoderSpec, config: EngineConfig) -> bool:
+    return open_native(spec, config, threads=1) is not None
+
+
+def check_agrees(config: EngineConfig, padding: float = 0.01) -> None:
     """Compares both.
 
     Args:
         config: Of both.
-        held: The share of the planned weights that native kernels hold.
         padding: The share that they may take beside, since panels are filled up to 32 rows: much in a model of 30 words.
     """
-    plan = plan_model(Path(config.model), config)
+    plan = plan_model(Path(config.model), config, runs_native=runs_native)
     executor = load_executor(config)
     native = isinstance(executor._decoder, NativeDecoder)
-    assert executor.info.weights_bytes == plan.weights_bytes * (held if native else 1)
+    assert executor.info.weights_bytes == plan.weights_bytes
     assert weights_allocated(executor) == pytest.approx(executor.info.weights_bytes, rel=padding if native else 0.01)
     pool = executor.pool
     assert plan.kv_cache_bytes is not None
@@ -106,8 +110,7 @@ def test_plan_agrees_int8_kv_cache(write_model: Callable[..., Path]) -> None:
 
 @pytest.mark.model
 def test_plan_agrees_for_a_real_model(smollm2: Path) -> None:
-    # The plan says what float32 takes; native kernels keep the checkpoint's bfloat16.
-    check_agrees(EngineConfig(str(smollm2), device="cpu", kv_cache_memory=200 << 20, swap_space=30 << 20), held=0.5)
+    check_agrees(EngineConfig(str(smollm2), device="cpu", kv_cache_memory=200 << 20, swap_space=30 << 20))
 
 
 @pytest.mark.parametrize("tied", [False, True])
