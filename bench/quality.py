@@ -1,9 +1,10 @@
 """What do quantised weights and a quantised KV cache cost in quality? `make bench-quality`.
 
 A model reads this repository's licence and its decision records in windows of 512 tokens: once with its weights as they
-are stored, once rounded to eight bits, once in the four bits of the GGUF file that it comes as, and once with the stored
-weights and an int8 KV cache instead of one in float32. At each token two of them say what comes next. Perplexity is over the token that does come (teacher-forced); greedy agreement is how often both
-would have picked the same.
+are stored, once rounded to eight bits, once with activations in eight bits as well, once in the four bits of the GGUF
+file that it comes as, and once with the stored weights and an int8 KV cache instead of one in float32. At each token two
+of them say what comes next. Perplexity is over the token that does come (teacher-forced); greedy agreement is how often
+both would have picked the same.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def main() -> None:
         "records": _windows(model, sorted((_REPOSITORY / "docs" / "adr").glob("0*.md"))),
     }
     stored, stored_info = _read(EngineConfig(str(model)), texts)
-    configs = {"w8a16": EngineConfig(str(model), quantization="w8a16")}
+    configs = {name: EngineConfig(str(model), quantization=name) for name in ("w8a16", "w8a8")}
     if not asked:  # this directory holds the four bits of the GGUF file that both come from
         configs["w4a16"] = EngineConfig(str(find_model(keep=True)), quantization="w4a16")
     configs["int8_kv"] = EngineConfig(str(model), kv_cache_dtype="int8")

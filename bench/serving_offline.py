@@ -69,10 +69,13 @@ def main(model: str, *, kept: str | None, profile: bool) -> dict[str, Any]:
     figures["bandwidth_share_1"] = figures["decode_1_tok_s"] * step_bytes / (limits["read_gb_s"] * 1e9)
     if llm.info.kernels.startswith("native"):
         figures |= _against(llm, _on_torch(model), rng, "native_vs_torch", "native kernels {} times as fast as torch's")
-        quantised = LLM(model, kv_cache_memory=KV_MEMORY, quantization="w8a16")
-        figures |= _against(quantised, llm, rng, "w8a16_vs_none", "w8a16 {} times as fast as weights as stored")
-        figures["w8a16_weights_bytes"] = quantised.info.weights_bytes
-        del quantised
+        for mode in ("w8a16", "w8a8"):
+            quantised = LLM(model, kv_cache_memory=KV_MEMORY, quantization=mode)
+            figures |= _against(
+                quantised, llm, rng, f"{mode}_vs_none", f"{mode} {{}} times as fast as weights as stored"
+            )
+            figures[f"{mode}_weights_bytes"] = quantised.info.weights_bytes
+            del quantised
         if kept is not None:
             in_groups = LLM(kept, kv_cache_memory=KV_MEMORY)
             figures |= _against(in_groups, llm, rng, "w4a16_vs_none", "w4a16 {} times as fast as weights as stored")

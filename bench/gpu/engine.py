@@ -20,6 +20,7 @@ from bench.gpu.model import write_model
 from bench.gpu.results import Results
 from bench.workloads import workload
 from octavo_runtime.domain import (
+    INT8_WEIGHTS,
     EngineConfig,
     EngineInfo,
     Request,
@@ -153,7 +154,7 @@ class _Loaded:
         context = sum(each.num_computed + len(each.token_ids) for each in sequences)
         info = self.executor.info
         head = self.spec.vocab_size * self.spec.hidden_size
-        beside = head * (4 if info.dtype == "float32" else 2) if self.config.quantization == "w8a16" else 0
+        beside = head * (4 if info.dtype == "float32" else 2) if self.config.quantization in INT8_WEIGHTS else 0
         rows = sum(1 for each in sequences if each.num_samples)
         moved = info.weights_bytes - beside + context * info.block_bytes / info.block_size
         operations = 2 * ((self.numbers - head) * step.plan.num_tokens + head * rows)

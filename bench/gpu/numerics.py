@@ -92,7 +92,7 @@ class _Checks:
         for width in (96,) if self._dry else (576, 4096):
             yield f"rms_norm_{width}", partial(self._rms_norm, width)
             yield f"silu_mul_{width}", partial(self._silu_mul, width)
-        for form in ("w8a16", "w8a8", "w4a16"):
+        for form in ("w8a16", "w8a8", "w8a8_invariant", "w4a16"):
             for rows in (3,) if self._dry else (1, 17, 64, 300):
                 yield f"{form}_r{rows}", partial(self._linear, form, rows)
         yield "block_copy", self._block_copy
@@ -172,9 +172,9 @@ class _Checks:
             )
             return [(linear.linear_w4a16(self._place(x), weight, groups, bias), truth.to(self._dtype))]
         weight, scales = linear_reference.quantised(wide)
-        rounded = x.float() if form == "w8a16" else linear_reference.dequantised(*linear_reference.quantised(x))
+        rounded = x.float() if form == "w8a16" else linear_reference.rounded_rows(x)
         truth = linear_reference.linear(rounded, linear_reference.dequantised(weight, scales), bias)
-        function = linear.linear_w8a16 if form == "w8a16" else linear.linear_w8a8
+        function = getattr(linear, f"linear_{form}")
         return [(function(self._place(x), self._place(weight), self._place(scales), bias), truth.to(self._dtype))]
 
     def _block_copy(self) -> list[Pair]:

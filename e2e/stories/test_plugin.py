@@ -232,7 +232,7 @@ def test_plan_shows_admissions_words_the_plans_words_and_the_nodes(
     folders = [str(Path(sys.executable).parent), str(cluster.state / "bin"), os.environ["PATH"]]
     admin = Person(cluster.kubeconfig, ":".join(folders))
     where: Sequence[str] = ("plan", "-n", kubectl.namespace, f"--runtime-image={image_references['runtime']}", "-f")
-    refused = admin.octavo(*where, "-", given=service(runtime={"quantization": "w8a8"}))
+    refused = admin.octavo(*where, "-", given=service(runtime={"quantization": "w4a8"}))
     assert refused.returncode == 1
     assert "quantization" in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -17,7 +17,7 @@ _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _ALLOWED: dict[str, tuple[object, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": _DTYPES,
-    "quantization": ("none", "w8a16", "w4a16"),
+    "quantization": ("none", "w8a16", "w8a8", "w4a16"),
     "kv_cache_dtype": (*_DTYPES, "int8", "fp8"),
     "block_size": (8, 16, 32),
     "enable_prefix_caching": (True, False),

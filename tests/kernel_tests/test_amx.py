@@ -75,22 +75,23 @@ def test_build_without_amx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @given(
-    rows=st.sampled_from([1, 2, 7, 8, 9, 15, 16, 17, 24, 25, 240, 243]),
+    quantization=st.sampled_from(["w8a16", "w8a8"]),
+    rows=st.sampled_from([1, 2, 7, 8, 9, 15, 16, 17, 24, 25, 31, 33, 48, 49, 240, 243, 257]),
     out=st.sampled_from([1, 16, 33, 64, 100, 1100]),
     columns=st.one_of(st.integers(1, 200), st.just(576)),
     bias=st.booleans(),
     add=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=120)
 def test_linear_quantised_is_that_of_vnni(
-    operations: dict[str, Operations], rows: int, out: int, columns: int, bias: bool, add: bool
+    operations: dict[str, Operations], quantization: str, rows: int, out: int, columns: int, bias: bool, add: bool
 ) -> None:
     generator = torch.Generator().manual_seed(rows + out + columns)
     x, weight, offset, before = (
         torch.randn(shape, generator=generator) for shape in ((rows, columns), (out, columns), (out,), (rows, out))
     )
     got = [
-        of_isa.linear(x, weight, offset if bias else None, before.clone() if add else None, quantised=True)
+        of_isa.linear(x, weight, offset if bias else None, before.clone() if add else None, quantization=quantization)
         for of_isa in operations.values()
     ]
     assert torch.equal(*got)

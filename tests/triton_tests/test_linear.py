@@ -61,10 +61,20 @@ def test_w8a8(
     x = rows_of(rows, width, dtype, generator)
     weight, scales, bias = int8_weight(width, outputs, dtype, generator)
     got = triton.linear_w8a8(*(guards.place(tensor) for tensor in (x, weight, scales, bias)))
-    rounded = reference.dequantised(*reference.quantised(x))
-    truth = reference.linear(rounded, reference.dequantised(weight, scales), bias)
     # A number in the middle of two steps may be rounded to either.
-    assert_close(got, truth.to(dtype), max(TOLERANCES[dtype], 1e-3))
+    assert_close(got, reference.linear_w8a8(x, weight, scales, bias), max(TOLERANCES[dtype], 1e-3))
+
+
+@pytest.mark.parametrize(("dtype", "rows", "width", "outputs"), cases(SHAPES), ids=str)
+def test_w8a8_invariant(
+    dtype: torch.dtype, rows: int, width: int, outputs: int, generator: torch.Generator, guards: Guards
+) -> None:
+    x = guards.place(rows_of(rows, width, dtype, generator))
+    own = [guards.place(tensor) for tensor in int8_weight(width, outputs, dtype, generator)]
+    got = triton.linear_w8a8_invariant(x, *own)
+    assert_close(got, reference.linear_w8a8(x, *own), max(TOLERANCES[dtype], 1e-3))
+    for first, end in ((0, 1), (rows // 2, rows), (rows - 1, rows)):
+        assert torch.equal(triton.linear_w8a8_invariant(x[first:end], *own), got[first:end])
 
 
 @pytest.mark.parametrize(("dtype", "rows", "width", "outputs"), cases(GROUP_SHAPES), ids=str)

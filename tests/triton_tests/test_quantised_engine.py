@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, form
+from octavo_kernels.linear import reference as linear_reference
+from octavo_kernels.linear import triton as linear_triton
 from octavo_kernels.linear.reference import dequantised, quantised
 from octavo_kernels.native.arrays import to_tensor
 from octavo_kernels.paged_attention import gpu_configurations
@@ -150,6 +152,21 @@ def test_w8a16(tied: bool, load: Callable[..., TorchExecutor], tmp_path: Path) -
     assert_close(got, logits(load(write(tmp_path / "rounded", rounded(stored)), "reference")), 1e-5)
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_w8a8(
+    batch_invariant: bool, load: Callable[..., TorchExecutor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write(tmp_path / "model", weights(tied=True))
+    executor = load(model, "triton", quantization="w8a8", batch_invariant=batch_invariant)
+    assert executor.info.kernels == "triton (w8a8)"
+    assert executor.info.weights_bytes == held(executor)
+    got = logits(executor)
+    for name in ("linear_w8a8", "linear_w8a8_invariant"):
+        monkeypatch.setattr(linear_triton, name, linear_reference.linear_w8a8)
+    # A number in the middle of two steps may be rounded to either.
+    assert_close(got, logits(executor), 0.02)
+
+
 @pytest.mark.parametrize(
     ("tied", "eight_bits"), [(True, ()), (True, ("embed_tokens",)), (False, ("lm_head", "down_proj"))], ids=str
 )
@@ -176,7 +193,7 @@ def answers(executor: TorchExecutor) -> dict[str, list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("quantization", ["w8a16", "w4a16"])
+@pytest.mark.parametrize("quantization", ["w8a16", "w8a8", "w4a16"])
 def test_graphs_answer_as_without(quantization: str, load: Callable[..., TorchExecutor], tmp_path: Path) -> None:
     tensors = weights(tied=True)
     config: dict[str, Any] = {}
@@ -228,10 +245,11 @@ def all_logits(executor: TorchExecutor, *steps: list[tuple[int, int, int]]) -> d
     return found
 
 
-def test_batch_invariant(load: Callable[..., TorchExecutor], tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["none", "w8a8"])
+def test_batch_invariant(quantization: str, load: Callable[..., TorchExecutor], tmp_path: Path) -> None:
     """Logits have the same bits alone, together, in chunks and token by token."""
     model = write(tmp_path / "model", weights(tied=True))
-    executor = load(model, "triton", batch_invariant=True)
+    executor = load(model, "triton", batch_invariant=True, quantization=quantization)
     alone = all_logits(executor, [(0, 0, 19)], [(1, 0, 5)])
     other_ways: list[list[list[tuple[int, int, int]]]] = [
         [[(1, 0, 5), (0, 0, 19)]],
@@ -241,6 +259,8 @@ def test_batch_invariant(load: Callable[..., TorchExecutor], tmp_path: Path) -> 
         computed = all_logits(executor, *steps)
         assert computed.keys() == alone.keys()
         assert all(torch.equal(computed[key], logits) for key, logits in alone.items())
+    if quantization != "none":
+        return
     truth = all_logits(load(model, "reference"), [(0, 0, 19)])
     assert_close(torch.stack([alone[key] for key in truth]), torch.stack(list(truth.values())), 1e-5)
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, form
 from octavo_kernels.gpu import Configuration, KernelFailed
 from octavo_kernels.gpu.ahead import operations
+from octavo_kernels.linear import invariant
 from octavo_runtime.domain import (
     BlockCopy,
     CopyKind,
@@ -93,7 +94,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Launch]]:
             if isinstance(argument, torch.Tensor) and argument.dtype == torch.int64 and "sample" in kernel.__name__:
                 argument.zero_()  # tokens
 
-    for _, module in operations():
+    for module in (*(module for _, module in operations()), invariant):
         monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "triton")
     form.cache_clear()
@@ -101,11 +102,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Launch]]:
     form.cache_clear()
 
 
-def load(model: Path, progress: Progress | None = None, *, max_num_seqs: int = MAX_SEQUENCES) -> TorchExecutor:
+def load(
+    model: Path, progress: Progress | None = None, *, max_num_seqs: int = MAX_SEQUENCES, **settings: Any
+) -> TorchExecutor:
     config = EngineConfig(
         str(model),
         device="cpu",
-        quantization="w8a16",
+        **({"quantization": "w8a16"} | settings),
         kv_cache_memory=1 << 22,
         swap_space=1 << 20,
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=MAX_TOKENS),
@@ -145,9 +148,14 @@ def later(executor: TorchExecutor, launches: set[Launch]) -> set[str]:
     return {str(launch[0]) for launch in launches - before}
 
 
-def test_no_step_launches_what_loading_did_not(model: Path, launches: set[Launch]) -> None:
-    executor = load(model)
-    assert len(launches) >= 20
+@pytest.mark.parametrize(
+    "settings",
+    [{"quantization": "w8a16"}, {"quantization": "w8a8"}, {"quantization": "w8a8", "batch_invariant": True}],
+    ids=str,
+)
+def test_no_step_launches_what_loading_did_not(settings: dict[str, Any], model: Path, launches: set[Launch]) -> None:
+    executor = load(model, **settings)
+    assert len(launches) >= 14
     assert not later(executor, launches)
 
 

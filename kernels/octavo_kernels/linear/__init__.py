@@ -9,7 +9,7 @@ from octavo_kernels.dispatch import form
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["linear_invariant", "linear_w4a16", "linear_w8a16"]
+__all__ = ["linear_invariant", "linear_w4a16", "linear_w8a8", "linear_w8a8_invariant", "linear_w8a16"]
 
 
 def linear_w8a16(
@@ -27,6 +27,20 @@ def linear_w8a16(
         [tokens, out], in x's type.
     """
     result: torch.Tensor = form("linear", x.device.type).linear_w8a16(x, weight, scales, bias)
+    return result
+
+
+def linear_w8a8(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """As linear_w8a16, with each row of x rounded to whole numbers from -127 to 127 times a step of its own first."""
+    result: torch.Tensor = form("linear", x.device.type).linear_w8a8(x, weight, scales, bias)
+    return result
+
+
+def linear_w8a8_invariant(
+    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The same on a GPU, in which a row has the same bits whatever rows are beside it."""
+    result: torch.Tensor = form("linear", x.device.type).linear_w8a8_invariant(x, weight, scales, bias)
     return result
 
 

@@ -119,16 +119,9 @@ inline int64_t groups_room(const Linear& l, int64_t rows) { return rows * (1 + l
 // A row with a number that is not finite has a step of NaN, and so has its result.
 inline void round_row(const float* x, const RoundedRows& to, int64_t row) {
   const Vec<kLanes> rounder = splat<kLanes>(12582912.0f);  // 1.5 * 2^23 leaves a whole number in the low bits
-  Vec<kLanes> most{}, poison{};
-  for (int64_t i = 0; i < to.in; i += kLanes) {
-    const Vec<kLanes> v = load<kLanes>(x + i), size = v < 0 ? -v : v;
-    most = size > most ? size : most;
-    poison += v * 0;
-  }
-  float largest = 0;
-  for (int i = 0; i < kLanes; i++) largest = most[i] > largest ? most[i] : largest;
-  const float factor = largest > 1e-30f ? kGroupSteps / largest : 0;
-  to.steps[row] = largest / kGroupSteps + sum<kLanes>(poison);
+  const Size size = size_of(x, to.in);
+  const float factor = size.largest > 1e-30f ? kGroupSteps / size.largest : 0;
+  to.steps[row] = size.largest / kGroupSteps + size.poison;
   for (int64_t group = 0; group < to.in / kGroup; group++) {
     Vec<kLanes> total{};
     for (int64_t i = group * kGroup; i < (group + 1) * kGroup; i += kLanes) {

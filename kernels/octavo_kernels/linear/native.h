@@ -15,7 +15,12 @@
 // all go through it. Weights stay in the type that they were stored in, or are int8 with a scale for each output, which
 // the sums are multiplied by; sums are float32. Where there are instructions for int8, quads.h has another form, and
 // where there are matrix registers, tiles.h. Weights that are stored in groups are in groups.h.
+//
+// Where rows of x are to be rounded to eight bits, and there are no instructions for them, they are whole numbers times a
+// step in float32.
 #pragma once
+
+#include <math.h>
 
 #include "groups.h"
 #include "quad_tiles.h"
@@ -129,15 +134,29 @@ inline void linear_typed(Threads& threads, const Linear& l, const float* x, int6
   });
 }
 
+// A row in eight bits as float32. One with a number that is not finite is NaN throughout.
+inline void round_to_bytes(const float* x, int64_t in, float* to) {
+  const Size size = size_of(x, in);
+  const float factor = size.largest > 1e-30f ? 127 / size.largest : 0, step = size.largest / 127 + size.poison;
+  for (int64_t i = 0; i < in; i++) to[i] = rintf(x[i] * factor) * step;
+}
+
+inline void linear_of_bytes(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
+                            int64_t rows, float* memory) {
+  each_row(threads, rows, l.in, [&](int64_t row) { round_to_bytes(x + row * x_stride, l.in, memory + row * l.in); });
+  linear_typed<Int8>(threads, l, memory, l.in, y, rows);
+}
+
 // Numbers that `linear` needs beside what it reads and writes.
 inline int64_t linear_room(const Linear& l, int64_t rows) {
   switch (l.type) {
 #ifdef __AMX_TILE__
     case kBFloat16: return tiles_room(l, rows);
-    case kInt8Quads: return quad_tiles_room(l, rows);
+    case kInt8Quads: return l.int8_rows ? quad_tiles_room<1>(l, rows) : quad_tiles_room<2>(l, rows);
 #else
-    case kInt8Quads: return quads_room(l, rows);
+    case kInt8Quads: return l.int8_rows ? quads_room<1>(l, rows) : quads_room<2>(l, rows);
 #endif
+    case kInt8: return l.int8_rows ? rows * l.in : 0;
     case kGroups4:
     case kGroups8: return groups_room(l, rows);
     default: return 0;
@@ -150,13 +169,19 @@ inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_
   switch (l.type) {
 #ifdef __AMX_TILE__
     case kBFloat16: return tiles_linear(threads, l, x, x_stride, y, rows, memory);
-    case kInt8Quads: return quad_tiles_linear(threads, l, x, x_stride, y, rows, memory);
+    case kInt8Quads:
+      return l.int8_rows ? quad_tiles_linear<1>(threads, l, x, x_stride, y, rows, memory)
+                         : quad_tiles_linear<2>(threads, l, x, x_stride, y, rows, memory);
 #else
     case kBFloat16: return linear_typed<BFloat16>(threads, l, x, x_stride, y, rows);
-    case kInt8Quads: return quads_linear(threads, l, x, x_stride, y, rows, memory);
+    case kInt8Quads:
+      return l.int8_rows ? quads_linear<1>(threads, l, x, x_stride, y, rows, memory)
+                         : quads_linear<2>(threads, l, x, x_stride, y, rows, memory);
 #endif
     case kFloat16: return linear_typed<Half>(threads, l, x, x_stride, y, rows);
-    case kInt8: return linear_typed<Int8>(threads, l, x, x_stride, y, rows);
+    case kInt8:
+      return l.int8_rows ? linear_of_bytes(threads, l, x, x_stride, y, rows, memory)
+                         : linear_typed<Int8>(threads, l, x, x_stride, y, rows);
     case kGroups4: return groups_linear<FourBits>(threads, l, x, x_stride, y, rows, memory);
     case kGroups8: return groups_linear<EightBits>(threads, l, x, x_stride, y, rows, memory);
     default: return linear_typed<float>(threads, l, x, x_stride, y, rows);

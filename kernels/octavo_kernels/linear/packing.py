@@ -48,6 +48,7 @@ class PackedLinear:
         scales: [panels * 16], float32, of an int8 weight; None otherwise.
         offsets: [panels * 16], int32, in quads: -128 times the sum of each output's weights; None otherwise.
         group_bits: 4 or 8, of a weight in groups; None otherwise.
+        int8_rows: Of an int8 weight: whether rows of x are rounded to eight bits as well.
     """
 
     panels: Array
@@ -57,6 +58,7 @@ class PackedLinear:
     scales: Array | None = None
     offsets: Array | None = None
     group_bits: int | None = None
+    int8_rows: bool = False
 
     @property
     def type(self) -> int:
@@ -75,6 +77,7 @@ class PackedLinear:
             type=self.type,
             scales=None if self.scales is None else self.scales.ctypes.data,
             offsets=None if self.offsets is None else self.offsets.ctypes.data,
+            int8_rows=self.int8_rows,
         )
 
 
@@ -83,13 +86,14 @@ def pack_linear(weight: Array, bias: Array | None = None) -> PackedLinear:
     return PackedLinear(pack_panels(weight), _bias(bias), *weight.shape)
 
 
-def pack_quantised(weight: Array, bias: Array | None = None, *, quads: bool) -> PackedLinear:
+def pack_quantised(weight: Array, bias: Array | None = None, *, quads: bool, int8_rows: bool = False) -> PackedLinear:
     """Packs [out, in], rounded as the reference does, with its bias, [out].
 
     Args:
         weight: In any type.
         bias: The same.
         quads: As `Context.quads` says.
+        int8_rows: As `PackedLinear` has it.
     """
     out, columns = weight.shape
     assert columns <= MOST_QUANTISED_INPUTS, f"{columns} inputs"
@@ -103,7 +107,8 @@ def pack_quantised(weight: Array, bias: Array | None = None, *, quads: bool) -> 
         scales[rows] = scales_of_part
         offsets[rows] = -128 * steps.sum(axis=1, dtype=np.int32)
         _fill(packed[first // PANEL :], steps)
-    return PackedLinear(packed, _bias(bias), out, columns, scales, offsets if quads else None)
+    of_quads = offsets if quads else None
+    return PackedLinear(packed, _bias(bias), out, columns, scales, of_quads, int8_rows=int8_rows)
 
 
 def quantised(weight: Array) -> tuple[Array, Array]:

@@ -1,13 +1,13 @@
-// y = x W^T + b with int8 weights on AMX (native/amx.h): the same two planes of bytes as in quads.h, to the last bit.
+// y = x W^T + b with int8 weights on AMX (native/amx.h): the same planes of bytes as in quads.h, to the last bit.
 //
 // Quads of a panel are what the instruction wants on its right, 64 inputs of 16 outputs at a time. On its left it takes
-// eight rows of x, both planes of each:
+// eight rows of x, both planes of each, or 16 of one plane:
 //
 //     8 rows:  inputs 0..63:    [high 0: 64 bytes | high 1 | … | high 7 | low 0 | … | low 7]     a kilobyte
 //              inputs 64..127:  …              the last rows take no more room than there are
 //
-// Few rows go through four panels at once, more of them two by two. Sums begin at zero, not at -128 times the sum of the
-// weights, which is added at the end: what leaves 32 bits on the way comes back.
+// Such a group of rows goes through four panels at once, two groups go through two. Sums begin at zero, not at -128
+// times the sum of the weights, which is added at the end: what leaves 32 bits on the way comes back.
 #pragma once
 
 #ifdef __AMX_TILE__
@@ -18,10 +18,12 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-constexpr int64_t kRowsOfGroup = kTileRows / 2;
-
 // All rows of x, in memory of `quad_tiles_room` numbers.
+template <int P>
 struct PlaneTiles {
+  static constexpr int kCount = P;
+  static constexpr int64_t kRows = kTileRows / P;  // of a group
+
   float* steps;
   uint8_t* bytes;
   int64_t rows, tiles, width;  // width: inputs, filled up to whole tiles
@@ -33,52 +35,56 @@ struct PlaneTiles {
         tiles(divided_up(l.in, kTileRowBytes)),
         width(tiles * kTileRowBytes) {}
 
-  // Of the eight rows from a multiple of eight on, as many as there are.
-  int count(int64_t first) const { return (int)smaller(kRowsOfGroup, rows - first); }
-  uint8_t* from(int64_t first) const { return bytes + first * 2 * width; }
+  // Of the group from this row on, as many rows as there are, and what they are in a register.
+  int count(int64_t group) const { return (int)smaller(kRows, rows - group); }
+  int tile_rows(int64_t group) const { return P * count(group); }
+  uint8_t* from(int64_t group) const { return bytes + group * P * width; }
 
-  uint8_t* high(int64_t row) const { return from(group(row)) + row % kRowsOfGroup * kTileRowBytes; }
-  uint8_t* low(int64_t row) const { return high(row) + count(group(row)) * kTileRowBytes; }
+  // A row's first plane, and bytes from a plane to the next.
+  uint8_t* first(int64_t row) const { return from(group(row)) + row % kRows * kTileRowBytes; }
+  int64_t next_plane(int64_t row) const { return count(group(row)) * kTileRowBytes; }
   // Bytes from 64 inputs to the next.
-  int64_t next_line(int64_t row) const { return 2 * count(group(row)) * kTileRowBytes; }
+  int64_t next_line(int64_t row) const { return tile_rows(group(row)) * kTileRowBytes; }
 
  private:
-  static int64_t group(int64_t row) { return row / kRowsOfGroup * kRowsOfGroup; }
+  static int64_t group(int64_t row) { return row / kRows * kRows; }
 };
 
+template <int P>
 inline int64_t quad_tiles_room(const Linear& l, int64_t rows) {
-  return rows * (1 + 2 * divided_up(l.in, kTileRowBytes) * kTileRowBytes / 4) + 16;
+  return rows * (1 + P * divided_up(l.in, kTileRowBytes) * kTileRowBytes / 4) + 16;
 }
 
 // Sums of a group of rows and a panel, at their end.
-OCTAVO_INLINE void finish_group(const Linear& l, int64_t column, const int32_t (*sums)[kPanel], const PlaneTiles& planes,
-                                int64_t row, const Target& y) {
+template <int P>
+OCTAVO_INLINE void finish_group(const Linear& l, int64_t column, const int32_t (*sums)[kPanel],
+                                const PlaneTiles<P>& planes, int64_t row, const Target& y) {
   const int count = planes.count(row);
   Ints offsets;
   memcpy(&offsets, l.offsets + column, sizeof offsets);
   for (int m = 0; m < count; m++) {
-    Ints high, low;
-    memcpy(&high, sums[m], sizeof high);
-    memcpy(&low, sums[count + m], sizeof low);
-    finish(l, column, together(high + offsets, low + offsets, planes.steps[row + m]), y.rows + (row + m) * y.stride,
-           y.add);
+    Ints first, last;
+    memcpy(&first, sums[m], sizeof first);
+    memcpy(&last, sums[(P - 1) * count + m], sizeof last);
+    finish(l, column, together<P>(first + offsets, last + offsets, planes.steps[row + m]),
+           y.rows + (row + m) * y.stride, y.add);
   }
 }
 
 // Registers: four sums, two groups of rows, two parts of panels.
 
-// Eight rows or less through P panels, two or four.
-template <int P>
+// A group of rows through N panels, two or four.
+template <int N, int P>
 inline void one_group(Threads& threads, int thread, const Linear& l, const PanelTiles& panels, int64_t column,
-                      const PlaneTiles& planes, int64_t row, bool ahead, const Target& y) {
-  const int64_t bytes = 2 * planes.count(row) * kTileRowBytes;
+                      const PlaneTiles<P>& planes, int64_t row, bool ahead, const Target& y) {
+  const int64_t bytes = planes.tile_rows(row) * kTileRowBytes;
   TileShapes shapes;
-  for (int t = 0; t < 5; t++) shapes.set(t, 2 * planes.count(row));
+  for (int t = 0; t < 5; t++) shapes.set(t, planes.tile_rows(row));
   for (int t = 6; t < 8; t++) shapes.set(t, kTileRows);
   use_tiles(threads, thread, shapes);
   tile_zero<0>();
   tile_zero<1>();
-  if constexpr (P == 4) {
+  if constexpr (N == 4) {
     tile_zero<2>();
     tile_zero<3>();
   }
@@ -89,32 +95,33 @@ inline void one_group(Threads& threads, int thread, const Linear& l, const Panel
     tile_multiply_bytes<0, 4, 6>();
     panels.load<7>(1, tile, ahead);
     tile_multiply_bytes<1, 4, 7>();
-    if constexpr (P == 4) {
+    if constexpr (N == 4) {
       panels.load<6>(2, tile, ahead);
       tile_multiply_bytes<2, 4, 6>();
       panels.load<7>(3, tile, ahead);
       tile_multiply_bytes<3, 4, 7>();
     }
   }
-  alignas(64) int32_t sums[P][kTileRows][kPanel];
+  alignas(64) int32_t sums[N][kTileRows][kPanel];
   tile_store<0>(sums[0]);
   tile_store<1>(sums[1]);
-  if constexpr (P == 4) {
+  if constexpr (N == 4) {
     tile_store<2>(sums[2]);
     tile_store<3>(sums[3]);
   }
-  for (int p = 0; p < P; p++) finish_group(l, column + p * kPanel, sums[p], planes, row, y);
+  for (int n = 0; n < N; n++) finish_group(l, column + n * kPanel, sums[n], planes, row, y);
 }
 
-// Nine to 16 rows through two panels, from `panel` on.
+// Two groups of rows, the first of them full, through two panels, from `panel` on.
+template <int P>
 inline void two_groups(Threads& threads, int thread, const Linear& l, const PanelTiles& panels, int panel, int64_t column,
-                       const PlaneTiles& planes, int64_t row, bool ahead, const Target& y) {
-  const int64_t second = row + kRowsOfGroup, bytes = 2 * planes.count(second) * kTileRowBytes;
+                       const PlaneTiles<P>& planes, int64_t row, bool ahead, const Target& y) {
+  const int64_t second = row + planes.kRows, bytes = planes.tile_rows(second) * kTileRowBytes;
   TileShapes shapes;
   for (int t = 0; t < 8; t++) shapes.set(t, kTileRows);
-  shapes.set(2, 2 * planes.count(second));
-  shapes.set(3, 2 * planes.count(second));
-  shapes.set(5, 2 * planes.count(second));
+  shapes.set(2, planes.tile_rows(second));
+  shapes.set(3, planes.tile_rows(second));
+  shapes.set(5, planes.tile_rows(second));
   use_tiles(threads, thread, shapes);
   tile_zero<0>();
   tile_zero<1>();
@@ -137,21 +144,23 @@ inline void two_groups(Threads& threads, int thread, const Linear& l, const Pane
   tile_store<2>(sums[2]);
   tile_store<3>(sums[3]);
   for (int g = 0; g < 2; g++)
-    for (int p = 0; p < 2; p++)
-      finish_group(l, column + p * kPanel, sums[2 * g + p], planes, row + g * kRowsOfGroup, y);
+    for (int n = 0; n < 2; n++)
+      finish_group(l, column + n * kPanel, sums[2 * g + n], planes, row + g * planes.kRows, y);
 }
 
+template <int P>
 inline void quad_tiles_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
                               int64_t rows, float* memory) {
-  const PlaneTiles planes(l, rows, memory);
+  const PlaneTiles<P> planes(l, rows, memory);
   each_row(threads, rows, l.in, [&](int64_t row) { split(x + row * x_stride, l.in, planes, row); });
   const int64_t panel = quads_of(l) * kQuad * kPanel;
   linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     count = divided_up(count, 2) * 2;  // the weight has an even number of panels
     const PanelTiles panels((const char*)l.weight + first * panel, count, panel);
-    const int64_t end = row + part, of_pairs = part % kTileRows > kRowsOfGroup ? end : end - part % kTileRows;
+    constexpr int64_t of_pair = 2 * PlaneTiles<P>::kRows;
+    const int64_t end = row + part, of_pairs = part % of_pair > of_pair / 2 ? end : end - part % of_pair;
     for (int pair = 0; pair < count; pair += 2)
-      for (int64_t at = row; at < of_pairs; at += kTileRows)
+      for (int64_t at = row; at < of_pairs; at += of_pair)
         two_groups(threads, thread, l, panels, pair, (first + pair) * kPanel, planes, at, at == row, y);
     if (of_pairs == end) return;
     if (count > 2)

@@ -6,13 +6,18 @@
 //               w[0][4..7]  w[1][4..7]  … w[15][4..7]     k = 4 to 7
 //               …                                         numbers beyond the last input are zero, as are outputs
 //
-// To round x to eight bits as well would cost accuracy, so each row of x becomes 16 bits in two planes of bytes,
+// To round x to eight bits as well costs accuracy, so each row of x becomes 16 bits in two planes of bytes (w8a16),
 //
 //     x[k] = step * (256 * (high[k] - 128) + low[k] - 128),      step = largest |x[k]| / 32512
 //
-// and goes through the weight as two rows, high and low, at half the cost of float32. A byte of x counts from 0 to 255,
-// so each sum starts at -128 times the sum of the weights. Sums are whole numbers, exact in any order, up to
-// 2^31 / (128 * 127) = 132,104 inputs; packing.py refuses more.
+// and goes through the weight as two rows, high and low, at half the cost of float32. Where the user wants eight bits
+// all the same (w8a8), there is one plane, at half of that:
+//
+//     x[k] = step * (byte[k] - 128),                             step = largest |x[k]| / 127
+//
+// A byte of x counts from 0 to 255, so each sum starts at -128 times the sum of the weights. Sums are whole numbers,
+// exact in any order, up to 2^31 / (128 * 127) = 132,104 inputs; packing.py refuses more. In what follows P is the
+// number of planes.
 #pragma once
 
 #include "../native/rows.h"
@@ -27,37 +32,51 @@ namespace OCTAVO_ISA {
 using Ints = Types<16>::Int;
 
 constexpr int kQuad = 4;
-constexpr float kSteps = 32512;  // 256 * 127: the high plane has no -128
+template <int P>
+constexpr float kSteps = P == 2 ? 256 * 127 : 127;  // the first plane has no -128
 
 inline int64_t quads_of(const Linear& l) { return divided_up(l.in, kQuad); }
 
 constexpr int64_t kLineOfBytes = 64;  // inputs of a plane that lie together in any case
 
 // All rows of x, in memory of `quads_room` numbers.
+template <int P>
 struct Planes {
+  static constexpr int kCount = P;
+
   float* steps;    // of each row
-  uint8_t* bytes;  // [rows][high, low][quads * 4]
+  uint8_t* bytes;  // [rows][planes: high, low][quads * 4]
   int64_t width;   // quads * 4
 
-  uint8_t* high(int64_t row) const { return bytes + 2 * row * width; }
-  uint8_t* low(int64_t row) const { return high(row) + width; }
+  // A row's first plane, and bytes from a plane to the next.
+  uint8_t* first(int64_t row) const { return bytes + P * row * width; }
+  int64_t next_plane(int64_t) const { return width; }
   // Bytes from kLineOfBytes inputs to the next.
   int64_t next_line(int64_t) const { return kLineOfBytes; }
 };
 
-inline int64_t quads_room(const Linear& l, int64_t rows) { return rows * (1 + 2 * quads_of(l)); }
+template <int P>
+inline int64_t quads_room(const Linear& l, int64_t rows) {
+  return rows * (1 + P * quads_of(l));
+}
 
-// Both planes of 16 numbers.
-OCTAVO_INLINE void split_numbers(__m512 v, __m512 factor, __mmask16 kept, uint8_t* high, uint8_t* low) {
+// The planes of 16 numbers.
+template <int P>
+OCTAVO_INLINE void split_numbers(__m512 v, __m512 factor, __mmask16 kept, uint8_t* to, int64_t next_plane) {
   const __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(v, factor));
-  const __m512i both = _mm512_add_epi32(steps, _mm512_set1_epi32(128 * 256 + 128));  // from 384 to 65408
-  _mm512_mask_cvtepi32_storeu_epi8(high, kept, _mm512_srli_epi32(both, 8));
-  _mm512_mask_cvtepi32_storeu_epi8(low, kept, both);
+  if constexpr (P == 1) {
+    _mm512_mask_cvtepi32_storeu_epi8(to, kept, _mm512_add_epi32(steps, _mm512_set1_epi32(128)));
+  } else {
+    const __m512i both = _mm512_add_epi32(steps, _mm512_set1_epi32(128 * 256 + 128));  // from 384 to 65408
+    _mm512_mask_cvtepi32_storeu_epi8(to, kept, _mm512_srli_epi32(both, 8));
+    _mm512_mask_cvtepi32_storeu_epi8(to + next_plane, kept, both);
+  }
 }
 
 // A row with a number that is not finite has a step of NaN, and so has its result.
 template <class Rows>
 inline void split(const float* x, int64_t in, const Rows& planes, int64_t row) {
+  constexpr int P = Rows::kCount;
   constexpr int together = 4;
   const int64_t whole = in / kLineOfBytes * kLineOfBytes;
   __m512 most[together] = {}, poison[together] = {};
@@ -74,51 +93,50 @@ inline void split(const float* x, int64_t in, const Rows& planes, int64_t row) {
     poison[0] = _mm512_add_ps(poison[0], poison[at]);
   }
   const float largest = _mm512_reduce_max_ps(most[0]);
-  const __m512 factor = _mm512_set1_ps(largest > 1e-30f ? kSteps / largest : 0);
-  planes.steps[row] = largest / kSteps + sum<16>((Vec<16>)poison[0]);
-  uint8_t *high = planes.high(row), *low = planes.low(row);
-  const int64_t next = planes.next_line(row);
-  for (int64_t i = 0; i < whole; i += kLineOfBytes, high += next, low += next)
+  const __m512 factor = _mm512_set1_ps(largest > 1e-30f ? kSteps<P> / largest : 0);
+  planes.steps[row] = largest / kSteps<P> + sum<16>((Vec<16>)poison[0]);
+  uint8_t* to = planes.first(row);
+  const int64_t next_plane = planes.next_plane(row), next_line = planes.next_line(row);
+  for (int64_t i = 0; i < whole; i += kLineOfBytes, to += next_line)
     for (int at = 0; at < kLineOfBytes; at += 16)
-      split_numbers(_mm512_loadu_ps(x + i + at), factor, 0xffff, high + at, low + at);
+      split_numbers<P>(_mm512_loadu_ps(x + i + at), factor, 0xffff, to + at, next_plane);
   for (int64_t i = whole; i < planes.width; i += 16)
-    split_numbers(_mm512_maskz_loadu_ps(there(in - i), x + i), factor, there(planes.width - i), high + i - whole,
-                  low + i - whole);
+    split_numbers<P>(_mm512_maskz_loadu_ps(there(in - i), x + i), factor, there(planes.width - i), to + i - whole,
+                     next_plane);
 }
 
-// The sums of both planes.
-OCTAVO_INLINE Vec<16> together(Ints high, Ints low, float step) {
-  const __m512 steps = _mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)high), _mm512_set1_ps(256),
-                                       _mm512_cvtepi32_ps((__m512i)low));
+// The sums of a row's planes, the first and the last of them.
+template <int P>
+OCTAVO_INLINE Vec<16> together(Ints first, Ints last, float step) {
+  __m512 steps = _mm512_cvtepi32_ps((__m512i)last);
+  if constexpr (P == 2) steps = _mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)first), _mm512_set1_ps(256), steps);
   return (Vec<16>)_mm512_mul_ps(steps, _mm512_set1_ps(step));
 }
 
 // M rows through V panels.
-template <int V>
+template <int P, int V>
 struct QuadsTile {
   const Linear& l;
   const int8_t* panels;  // that of `column` and those behind it
   int64_t column;
-  const Planes& planes;
+  const Planes<P>& planes;
   Target y;
 
   template <int M>
   OCTAVO_INLINE void run(int64_t row) const {
-    const uint8_t* a[2 * M];  // high planes, then low ones
+    const uint8_t* a[P * M];  // first planes, then second ones
     const int8_t* b[V];
-    Ints sums[2 * M][V];
-    for (int m = 0; m < M; m++) {
-      a[m] = planes.high(row + m);
-      a[M + m] = planes.low(row + m);
-    }
+    Ints sums[P * M][V];
+    for (int p = 0; p < P; p++)
+      for (int m = 0; m < M; m++) a[p * M + m] = planes.first(row + m) + p * planes.width;
     for (int v = 0; v < V; v++) {
       b[v] = panels + v * kPanel * planes.width;
-      for (int m = 0; m < 2 * M; m++) memcpy(&sums[m][v], l.offsets + column + v * kPanel, sizeof(Ints));
+      for (int m = 0; m < P * M; m++) memcpy(&sums[m][v], l.offsets + column + v * kPanel, sizeof(Ints));
     }
     for (int64_t k = 0; k < planes.width; k += kQuad) {
       Ints weights[V];
       for (int v = 0; v < V; v++) memcpy(&weights[v], b[v] + k * kPanel, sizeof(Ints));
-      for (int m = 0; m < 2 * M; m++) {
+      for (int m = 0; m < P * M; m++) {
         int32_t quad;
         memcpy(&quad, a[m] + k, sizeof quad);
         const Ints bytes = Ints{} + quad;
@@ -128,21 +146,26 @@ struct QuadsTile {
     }
     for (int m = 0; m < M; m++)
       for (int v = 0; v < V; v++)
-        finish(l, column + v * kPanel, together(sums[m][v], sums[M + m][v], planes.steps[row + m]),
+        finish(l, column + v * kPanel, together<P>(sums[m][v], sums[(P - 1) * M + m][v], planes.steps[row + m]),
                y.rows + (row + m) * y.stride, y.add);
   }
 };
 
-template <int V>
-inline void quads_panels(const Linear& l, int64_t panel, const Planes& planes, const Target& y, int64_t row,
+template <int V, int P>
+inline void quads_panels(const Linear& l, int64_t panel, const Planes<P>& planes, const Target& y, int64_t row,
                          int64_t rows) {
   const int8_t* panels = (const int8_t*)l.weight + panel * kPanel * planes.width;
-  in_tiles<3, 2, 1>(row + rows, QuadsTile<V>{l, panels, panel * kPanel, planes, y}, row);
+  const QuadsTile<P, V> tile{l, panels, panel * kPanel, planes, y};
+  if constexpr (P == 2)
+    in_tiles<3, 2, 1>(row + rows, tile, row);
+  else
+    in_tiles<6, 4, 2, 1>(row + rows, tile, row);
 }
 
+template <int P>
 inline void quads_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
                          int64_t rows, float* memory) {
-  const Planes planes{memory, (uint8_t*)(memory + rows), quads_of(l) * kQuad};
+  const Planes<P> planes{memory, (uint8_t*)(memory + rows), quads_of(l) * kQuad};
   each_row(threads, rows, l.in, [&](int64_t row) { split(x + row * x_stride, l.in, planes, row); });
   linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
     int64_t done = 0;
@@ -156,7 +179,11 @@ inline void quads_linear(Threads& threads, const Linear& l, const float* x, int6
 #else
 
 // Whoever packs a weight looks at the instruction set first.
-inline int64_t quads_room(const Linear&, int64_t) { return 0; }
+template <int P>
+inline int64_t quads_room(const Linear&, int64_t) {
+  return 0;
+}
+template <int P>
 inline void quads_linear(Threads&, const Linear&, const float*, int64_t, const Target&, int64_t, float*) {
   __builtin_trap();
 }

@@ -12,8 +12,10 @@ __all__ = [
     "from_groups",
     "linear",
     "linear_w4a16",
+    "linear_w8a8",
     "linear_w8a16",
     "quantised",
+    "rounded_rows",
 ]
 
 
@@ -67,6 +69,21 @@ def dequantised(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return weight.float() * scales[:, None]
 
 
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """Rounds each row to whole numbers from -127 to 127 times a step of its own.
+
+    Args:
+        x: [rows, in], in a floating type.
+
+    Returns:
+        [rows, in], float32. A row below 1e-30 throughout is zeros; one that is not finite is NaN throughout.
+    """
+    wide = x.float()
+    largest = wide.abs().amax(dim=1, keepdim=True)
+    steps = (wide * torch.where(largest > 1e-30, 127 / largest, 0)).round_()
+    return steps * (largest / 127)
+
+
 def from_groups(quants: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None) -> torch.Tensor:
     """The weight that is stored in groups of 32 inputs.
 
@@ -91,6 +108,11 @@ def linear_w8a16(
 ) -> torch.Tensor:
     """See octavo_kernels.linear."""
     return linear(x.float(), dequantised(weight, scales), bias).to(x.dtype)
+
+
+def linear_w8a8(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """See octavo_kernels.linear."""
+    return linear(rounded_rows(x), dequantised(weight, scales), bias).to(x.dtype)
 
 
 def linear_w4a16(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,19 +13,27 @@ from octavo_kernels.linear.gpu_kernels import groups_kernel, int8_kernel, quanti
 from octavo_kernels.linear.invariant import linear_invariant, shipped_invariant
 from octavo_kernels.linear.pairs import GROUP
 
-__all__ = ["linear_invariant", "linear_w4a16", "linear_w8a8", "linear_w8a16", "shipped"]
+__all__ = [
+    "linear_invariant",
+    "linear_w4a16",
+    "linear_w8a8",
+    "linear_w8a8_invariant",
+    "linear_w8a16",
+    "shipped",
+]
 
 # Programs that the decode of few rows shall be at least, for the 108 to 148 multiprocessors of the GPUs compiled for.
 _PROGRAMS = 256
 _MAX_SPLITS = 8
-_MAX_IN = 32768  # of rows that are quantised in one program's registers
+_MAX_IN = 32768  # of rows that are rounded in one program's registers
 
 
 def linear_w8a16(
     x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """See octavo_kernels.linear."""
-    return _int8(x, None, weight, scales, bias, x.dtype)
+    chosen = configuration("w8a16", len(x), x.shape[1], len(weight), upcast=_upcast(x))
+    return _int8(chosen, x, None, weight, scales, bias, x.dtype)
 
 
 def linear_w8a8(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -33,13 +42,19 @@ def linear_w8a8(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bia
     Raises:
         ValueError: x is too wide.
     """
-    rows, width = x.shape
-    if width > _MAX_IN:
-        raise ValueError(f"w8a8: {width} inputs; on a GPU at most {_MAX_IN} are supported")
-    quants = torch.empty((rows, width), dtype=torch.int8, device=x.device)
-    x_scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-    launch(quantise_kernel, (rows,), quantise_configuration(width), x, quants, x_scales, x.stride(0))
-    return _int8(quants, x_scales, weight, scales, bias, x.dtype)
+    chosen = configuration("w8a8", len(x), x.shape[1], len(weight))
+    return _int8(chosen, *_rounded(x), weight, scales, bias, x.dtype)
+
+
+def linear_w8a8_invariant(
+    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """As linear_w8a8, and a row has the same bits whatever rows are beside it.
+
+    Raises:
+        ValueError: x is too wide.
+    """
+    return _int8(invariant_configuration(x.shape[1], len(weight)), *_rounded(x), weight, scales, bias, x.dtype)
 
 
 def linear_w4a16(
@@ -54,7 +69,20 @@ def linear_w4a16(
     return _product(groups_kernel, chosen, [x, weight, groups], bias, rows, outputs, x.dtype, x.stride(0))
 
 
+def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers, int8, and a scale for each row, float32."""
+    rows, width = x.shape
+    if width > _MAX_IN:
+        raise ValueError(f"w8a8: {width} inputs; on a GPU at most {_MAX_IN} are supported")
+    assert x.stride(1) == 1
+    quants = torch.empty((rows, width), dtype=torch.int8, device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    launch(quantise_kernel, (rows,), quantise_configuration(width), x, quants, scales, x.stride(0))
+    return quants, scales
+
+
 def _int8(
+    chosen: Configuration,
     x: torch.Tensor,
     x_scales: torch.Tensor | None,
     weight: torch.Tensor,
@@ -62,13 +90,10 @@ def _int8(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    rows, width = x.shape
-    outputs = weight.shape[0]
     assert x.stride(1) == 1
     assert weight.is_contiguous()
-    form = "w8a16" if x_scales is None else "w8a8"
-    chosen = configuration(form, rows, width, outputs, upcast=_upcast(x))
-    return _product(int8_kernel, chosen, [x, x_scales, weight, scales], bias, rows, outputs, dtype, x.stride(0))
+    operands = [x, x_scales, weight, scales]
+    return _product(int8_kernel, chosen, operands, bias, len(x), len(weight), dtype, x.stride(0))
 
 
 def _product(
@@ -135,6 +160,12 @@ def configuration(form: str, rows: int, width: int, outputs: int, *, upcast: boo
     return Configuration(constexprs, num_warps=4 if decode else 8, num_stages=stages)
 
 
+def invariant_configuration(width: int, outputs: int) -> Configuration:
+    """Of w8a8, one for all numbers of rows: 64 at a time, with all inputs in one program."""
+    chosen = configuration("w8a8", 64, width, outputs)
+    return replace(chosen, constexprs={**chosen.constexprs, "SPLITS": 1})
+
+
 def sum_configuration(outputs: int, splits: int) -> Configuration:
     """For the sum of the parts of a product."""
     block = min(triton.next_power_of_2(outputs), 512)
@@ -149,15 +180,35 @@ def quantise_configuration(width: int) -> Configuration:
 
 def shipped() -> list[Shipped]:
     """The widest layer of Qwen3-0.6B and one of an 8B model, in decodes of up to 16 and of 64 rows and in a prefill."""
+    shapes = ((1024, 6144), (4096, 4096))
     products = [
-        _shipped_product(form, dtype, rows, width, outputs, target)
+        _shipped_product(
+            f"{form} {dtype} r{rows} {width}x{outputs}",
+            form,
+            dtype,
+            configuration(form, rows, width, outputs),
+            target,
+            programs=2 if rows == 16 else 1,
+        )
         for form in ("w8a16", "w8a8", "w4a16")
         for dtype in ("bf16", "fp16")
         for rows in (16, 64, 2048)
-        for width, outputs in ((1024, 6144), (4096, 4096))
+        for width, outputs in shapes
         for target in TARGETS
         if width == 4096 or dtype == "bf16"
         if form != "w8a8" or dtype == "bf16"
+    ]
+    products += [
+        _shipped_product(
+            f"w8a8 bf16 invariant {width}x{outputs}",
+            "w8a8",
+            "bf16",
+            invariant_configuration(width, outputs),
+            target,
+            programs=1,
+        )
+        for width, outputs in shapes
+        for target in TARGETS
     ]
     sums = Shipped(
         name="sum bf16 4096 of 4",
@@ -179,8 +230,7 @@ def shipped() -> list[Shipped]:
     return [*products, sums, *quantise, *shipped_invariant()]
 
 
-def _shipped_product(form: str, dtype: str, rows: int, width: int, outputs: int, target: int) -> Shipped:
-    chosen = configuration(form, rows, width, outputs)
+def _shipped_product(name: str, form: str, dtype: str, chosen: Configuration, target: int, *, programs: int) -> Shipped:
     if form == "w4a16":
         operands = {"x_ptr": f"*{dtype}", "weight_ptr": "*u8", "groups_ptr": "*i32"}
     else:
@@ -191,7 +241,7 @@ def _shipped_product(form: str, dtype: str, rows: int, width: int, outputs: int,
             "scales_ptr": "*fp32",
         }
     return Shipped(
-        name=f"{form} {dtype} r{rows} {width}x{outputs}",
+        name=name,
         kernel=groups_kernel if form == "w4a16" else int8_kernel,
         signature={
             **operands,
@@ -204,7 +254,7 @@ def _shipped_product(form: str, dtype: str, rows: int, width: int, outputs: int,
         targets=(target,),
         divisible=("x_stride",),
         # On sm_90 a stage of w4a16 with 16 rows is fetched with eight bytes a thread.
-        vectors=not (form == "w4a16" and rows == 16 and target == 90),
+        vectors=not (form == "w4a16" and chosen.constexprs["BLOCK_ROWS"] == 16 and target == 90),
         mma={80: "mma.sync", 90: "wgmma", 100: "tcgen05"}[target],
-        programs=2 if rows == 16 else 1,
+        programs=programs,
     )

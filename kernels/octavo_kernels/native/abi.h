@@ -24,6 +24,7 @@ struct Linear {
   int64_t type;
   const float* scales;     // of each output, panels filled up: what the weights are multiplied by; null: one
   const int32_t* offsets;  // of each output, likewise: -128 times the sum of its weights; quads alone
+  int64_t int8_rows;       // of an int8 weight: whether rows are rounded to eight bits as well
 };
 
 struct Layer {

@@ -28,6 +28,7 @@ class Linear(ctypes.Structure):
         ("type", c_int64),
         ("scales", c_void_p),
         ("offsets", c_void_p),
+        ("int8_rows", c_int64),
     )
 
 

@@ -65,11 +65,13 @@ class Operations:
         bias: torch.Tensor | None,
         onto: torch.Tensor | None = None,
         *,
-        quantised: bool = False,
+        quantization: str = "none",
     ) -> torch.Tensor:
-        """As the reference, with the weight quantised if that is asked for; added to `onto`, in place, if there is one."""
+        """As the reference, or with w8a16 or w8a8 as that of the quantised weight; added to `onto`, in place, if there is one."""
         arrays = from_tensor(weight), _array(bias)
-        packed = pack_quantised(*arrays, quads=self._context.quads) if quantised else pack_linear(*arrays)
+        if quantization == "none":
+            return self._linear(x, pack_linear(*arrays), onto)
+        packed = pack_quantised(*arrays, quads=self._context.quads, int8_rows=quantization == "w8a8")
         return self._linear(x, packed, onto)
 
     def linear_of_groups(

@@ -19,5 +19,29 @@ inline void each_row(Threads& threads, int64_t rows, int64_t width, const Body& 
   });
 }
 
+// What the step of a row that is rounded depends on.
+struct Size {
+  float largest;  // of all |x|
+  float poison;   // zero, or NaN where a number is not finite
+};
+
+inline Size size_of(const float* x, int64_t width) {
+  Vec<kLanes> most{}, poison{};
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) {
+    const Vec<kLanes> v = load<kLanes>(x + i), size = v < 0 ? -v : v;
+    most = size > most ? size : most;
+    poison += v * 0;
+  }
+  Size size{0, sum<kLanes>(poison)};
+  for (int lane = 0; lane < kLanes; lane++) size.largest = most[lane] > size.largest ? most[lane] : size.largest;
+  for (; i < width; i++) {
+    const float absolute = x[i] < 0 ? -x[i] : x[i];
+    size.largest = absolute > size.largest ? absolute : size.largest;
+    size.poison += x[i] * 0;
+  }
+  return size;
+}
+
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

@@ -48,7 +48,7 @@ class Runtime(_Fields):
     image: str = ""
     device: Literal["auto", "cpu", "cuda"] | None = None
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
-    quantization: Literal["none", "w8a16", "w4a16"] | None = None
+    quantization: Literal["none", "w8a16", "w8a8", "w4a16"] | None = None
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"] | None = None
     max_model_len: int | Literal["auto"] | None = None
     max_num_seqs: int | None = None

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from octavo_runtime.cli.options import AutoInt, Quantity, SectionedCommand, SectionedOption
-from octavo_runtime.domain import EngineConfig
+from octavo_runtime.domain import INT8_WEIGHTS, EngineConfig
 from octavo_runtime.loading.plan import ModelPlan, plan_model
 from octavo_runtime.loading.spec import DecoderSpec
 from octavo_runtime.settings import engine_config
@@ -42,7 +42,7 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     "--quantization",
     cls=SectionedOption,
     section="Model",
-    type=click.Choice(["none", "w8a16", "w4a16"]),
+    type=click.Choice(["none", "w8a16", "w8a8", "w4a16"]),
     default="none",
     help="Of weights, as octavo serve takes it. none: as stored.",
 )
@@ -185,8 +185,8 @@ def _readable(result: ModelPlan) -> str:
 
 
 def _weights(result: ModelPlan) -> str:
-    if result.quantization == "w8a16":
-        return "w8a16, embedding and head as stored,"
+    if result.quantization in INT8_WEIGHTS:
+        return f"{result.quantization}, embedding and head as stored,"
     return result.weights_dtype if result.quantization == "none" else result.quantization
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["EngineConfig", "EngineInfo", "SchedulerConfig"]
+__all__ = ["INT8_WEIGHTS", "EngineConfig", "EngineInfo", "SchedulerConfig"]
+
+INT8_WEIGHTS = frozenset({"w8a16", "w8a8"})
+"""The quantisations in which weights are rounded to int8 while they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class EngineConfig:
         model: Directory of the model.
         device: auto, cpu or cuda.
         dtype: auto, float32, float16 or bfloat16: of weights and activations.
-        quantization: none (as stored), w8a16: weights in eight bits, or w4a16: in groups of four bits, as stored.
+        quantization: none (as stored), w8a16: weights in eight bits, w8a8: activations too, or w4a16: weights in groups
+            of four bits, as stored.
         kv_cache_dtype: auto (the dtype), float32, float16, bfloat16, or with a scale for each token and kv head int8,
             on a GPU also fp8 (e4m3).
         max_model_len: Longest prompt plus output, in tokens; None: what fits.

@@ -103,7 +103,7 @@ def load_native(model: ModelFiles, context: Context, progress: Progress) -> Nati
             kv_cache=pool.device,
             vocab_size=model.tokens.vocab_size,
             max_model_len=size.max_model_len,
-            quantise=config.quantization == "w8a16",
+            quantization=config.quantization,
         )
     require_room_for_kv(memory, config.swap_space, available_memory())
     keep_freed_memory()

@@ -11,7 +11,7 @@ import torch
 
 from octavo_kernels.dispatch import KernelFailed, form
 from octavo_kernels.native.arrays import to_tensor
-from octavo_runtime.domain import EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
+from octavo_runtime.domain import INT8_WEIGHTS, EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs, GraphDevice
 from octavo_runtime.engine.decode_table import Layout
@@ -152,8 +152,8 @@ def load_torch(
     else:
         set_threads()
         size_kv(spec, config, model.kv_dtype, config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY)  # fails at once
-    check_packing(model.weights, packed=True)
     quantization = config.quantization
+    check_packing(model.weights, quantization, packed=True)
     require_room_for_weights(
         most_bytes(model.weights, model.dtype, quantization, packed=True),
         free_memory(device),
@@ -189,6 +189,7 @@ def load_torch(
             vocab_size=model.tokens.vocab_size,
             max_model_len=size.max_model_len,
             batch_invariant=config.batch_invariant,
+            int8_rows=quantization == "w8a8",
         )
         graphs = _graphs(decoder, config, size.max_model_len, capturing) if with_graphs else None
         return TorchExecutor(decoder, pool, model.info(size, held, kernels), graphs)
@@ -230,7 +231,7 @@ def _parameters(model: ModelFiles, device: torch.device, progress: Progress) -> 
     with model.open_weights(model.dtype, progress) as weights:
         for name in weights.names:
             tensor = to_tensor(weights.read(name)).to(device)
-            parameters |= quantise(name, tensor) if quantization == "w8a16" else {name: tensor}
+            parameters |= quantise(name, tensor) if quantization in INT8_WEIGHTS else {name: tensor}
         if weights.tied:
             parameters |= {
                 name.replace("embedding", "head"): tensor

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from octavo_kernels.linear import linear_invariant, linear_w4a16, linear_w8a16
 
-__all__ = ["AnyLinear", "GroupedLinear", "Int8Linear", "InvariantLinear", "Linear"]
+__all__ = ["AnyLinear", "GroupedLinear", "Int8Linear", "Int8Product", "InvariantLinear", "Linear"]
+
+Int8Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""One of octavo_kernels.linear: of x, an int8 weight, its scales and a bias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +49,17 @@ class Int8Linear:
         weight: [out, in], int8.
         scales: [out], float32.
         bias: [out], or None.
+        product: Computes it, from activations as they are or rounded to int8 as well.
     """
 
     weight: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None = None
+    product: Int8Product = linear_w8a16
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, in] -> [tokens, out]."""
-        return linear_w8a16(x, self.weight, self.scales, self.bias)
+        return self.product(x, self.weight, self.scales, self.bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from octavo_runtime.domain import EngineConfig
+from octavo_runtime.domain import INT8_WEIGHTS, EngineConfig
 from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights
 from octavo_runtime.loading.checkpoint import open_checkpoint
 from octavo_runtime.loading.spec import DecoderSpec, read_spec
@@ -152,9 +152,9 @@ def plan_model(
     dtype = resolve_dtype(config.dtype, device, spec, stored)
     kv_dtype = resolve_kv_dtype(config, dtype)
     packed = device == "cuda"
-    check_packing(weights, packed=packed)
+    check_packing(weights, config.quantization, packed=packed)
     # Native kernels alone quantise on a CPU.
-    native = device == "cpu" and (runs_native(spec, config) or config.quantization == "w8a16")
+    native = device == "cpu" and (runs_native(spec, config) or config.quantization in INT8_WEIGHTS)
     weights_dtype = storage_dtype(dtype, stored) if native else dtype
     held = held_bytes(weights, weights_dtype, config.quantization, packed=packed)
     activations = None if gpu_memory is None else activation_bytes(spec, config, dtype)
@@ -277,9 +277,9 @@ def check_batch_invariant(config: EngineConfig) -> None:
         config: With device and quantisation resolved.
 
     Raises:
-        BadFlags: Quantised weights on a GPU.
+        BadFlags: Weights in w8a16 or w4a16 on a GPU.
     """
-    if config.batch_invariant and config.device == "cuda" and config.quantization != "none":
+    if config.batch_invariant and config.device == "cuda" and config.quantization not in {"none", "w8a8"}:
         raise BadFlags(
             f"--batch-invariant with weights in {config.quantization} on a GPU: its kernels for them are chosen by the "
             "number of rows, and round differently",

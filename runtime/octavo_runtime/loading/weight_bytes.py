@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from octavo_runtime.domain import INT8_WEIGHTS
 from octavo_runtime.errors import UnsupportedModel
 from octavo_runtime.loading.weight_map import WeightMap
 
@@ -14,6 +15,9 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "fp8": 1}
 
 _PACKED_INPUTS = 64
 """Inputs of a weight in four bits that a GPU's kernels take at a time (octavo_kernels.linear.pairs)."""
+
+_ROUNDED_INPUTS = 32768
+"""Most inputs of a layer whose rows a GPU's kernels round to int8 (octavo_kernels.linear.triton)."""
 
 
 def weight_bytes(weights: WeightMap, dtype: str) -> int:
@@ -31,7 +35,7 @@ def held_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: boo
         packed: Whether quantised weights are packed as a GPU's kernels take them, not as a CPU's native ones do.
     """
     item = ITEM_BYTES[dtype]
-    if quantization != "w8a16":
+    if quantization not in INT8_WEIGHTS:
         return weight_bytes(weights, dtype) + (_widening(weights, item) if packed else 0)
     linear = _linear_shapes(weights)
     in_linear = sum(map(math.prod, linear))
@@ -53,25 +57,32 @@ def most_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: boo
     if quantization == "none":
         return read
     held = held_bytes(weights, dtype, quantization, packed=packed)
-    if quantization == "w8a16":
+    if quantization in INT8_WEIGHTS:
         return held + max(map(math.prod, _linear_shapes(weights))) * ITEM_BYTES[dtype]
     largest = max(math.prod(weights.shapes[name]) for name in weights.fixed if name.endswith(".qweight"))
     # On a GPU groups are packed when all is read; four bits have a byte meanwhile, twice while they are put together.
     return max(read, held) + (4 * largest if packed else largest)
 
 
-def check_packing(weights: WeightMap, *, packed: bool) -> None:
-    """Checks that weights in groups can be packed.
+def check_packing(weights: WeightMap, quantization: str, *, packed: bool) -> None:
+    """Checks that quantised weights have a width that the kernels take.
 
     Args:
         weights: What is read.
+        quantization: Resolved.
         packed: As in `held_bytes`.
 
     Raises:
-        UnsupportedModel: One of four bits cannot; it is named.
+        UnsupportedModel: One has not; it is named.
     """
     if not packed:
         return
+    for name, shape in weights.shapes.items():
+        if quantization == "w8a8" and name.endswith(".weight") and shape[1] > _ROUNDED_INPUTS:
+            raise UnsupportedModel(
+                f"{name.removesuffix('.weight')} has {shape[1]} inputs; on a GPU w8a8 takes at most {_ROUNDED_INPUTS}",
+                hint="Use --quantization w8a16.",
+            )
     for name, dtype in weights.fixed.items():
         width = 2 * weights.shapes[name][-1]
         if name.endswith(".qweight") and dtype == "U8" and width % _PACKED_INPUTS:

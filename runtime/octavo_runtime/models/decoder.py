@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from octavo_kernels.linear import linear_w8a8, linear_w8a8_invariant, linear_w8a16
 from octavo_kernels.native.arrays import to_tensor
 from octavo_kernels.paged_attention import PagedBatch, prepare
 from octavo_kernels.rms_norm import add_rms_norm, rms_norm
 from octavo_runtime.layers.attention import Attention, AttentionStep
 from octavo_runtime.layers.embedding import AnyEmbedding, Embedding, GroupedEmbedding
-from octavo_runtime.layers.linear import AnyLinear, GroupedLinear, Int8Linear, InvariantLinear, Linear
+from octavo_runtime.layers.linear import AnyLinear, GroupedLinear, Int8Linear, Int8Product, InvariantLinear, Linear
 from octavo_runtime.layers.mlp import GatedMLP
 from octavo_runtime.layers.rotary import RotaryTable
 from octavo_runtime.loading.spec import DecoderSpec
@@ -40,7 +41,8 @@ class Decoder:
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
         batch_invariant: Whether a token's logits must have the same bits in any batch and chunk (ADR 37): with Triton's
-            kernels and weights as they are stored.
+            kernels and weights as they are stored, or int8_rows.
+        int8_rows: Whether layers of int8 weights round activations to int8 as well.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class Decoder:
         vocab_size: int,
         max_model_len: int,
         batch_invariant: bool = False,
+        int8_rows: bool = False,
     ) -> None:
         plain = InvariantLinear if batch_invariant else Linear
+        of_int8 = (linear_w8a8_invariant if batch_invariant else linear_w8a8) if int8_rows else linear_w8a16
         self._eps = spec.rms_norm_eps
         self._norm = parameters["norm"]
         self._embedding = _embedding(parameters)
-        self._head = _linear(parameters, plain, "head", "head", vocab_size)
+        self._head = _linear(parameters, plain, of_int8, "head", "head", vocab_size)
         cos, sin = map(to_tensor, rotary_table(spec.rope, spec.head_dim, max_model_len))
         self._rotary = RotaryTable(
             cos,
@@ -67,7 +71,7 @@ class Decoder:
         )
 
         def linear(name: str) -> AnyLinear:
-            return _linear(parameters, plain, name, f"{name}.weight")
+            return _linear(parameters, plain, of_int8, name, f"{name}.weight")
 
         self._layers = [
             _Layer(
@@ -149,17 +153,21 @@ class Decoder:
 def _linear(
     parameters: Mapping[str, torch.Tensor],
     plain: type[Linear],
+    of_int8: Int8Product,
     name: str,
     weight_name: str,
     rows: int | None = None,
 ) -> AnyLinear:
-    """A layer from what there is of it, `plain` of a stored weight; `rows`: the first outputs, of one without a bias."""
+    """A layer from what there is of it, `plain` of a stored weight; `rows`: the first outputs, of one without a bias.
+
+    An int8 weight is multiplied by `of_int8`.
+    """
     bias = parameters.get(f"{name}.bias")
     if f"{name}.packed" in parameters:
         return GroupedLinear(parameters[f"{name}.packed"], parameters[f"{name}.groups"], bias)
     weight = parameters[weight_name][:rows]
     if weight.dtype == torch.int8:
-        return Int8Linear(weight, parameters[f"{name}.scales"][:rows], bias)
+        return Int8Linear(weight, parameters[f"{name}.scales"][:rows], bias, of_int8)
     return plain(weight, bias)
 
 

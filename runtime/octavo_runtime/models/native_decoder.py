@@ -12,7 +12,7 @@ from octavo_kernels.linear.packing import PackedLinear, pack_groups, pack_linear
 from octavo_kernels.native import Context, NativeUnavailable
 from octavo_kernels.native.arrays import Array, cast
 from octavo_kernels.paged_attention import PagedBatch
-from octavo_runtime.domain import EngineConfig
+from octavo_runtime.domain import INT8_WEIGHTS, EngineConfig
 from octavo_runtime.errors import BadFlags
 from octavo_runtime.loading.spec import DecoderSpec
 from octavo_runtime.loading.weights import StoredWeights
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 # How to do without each.
 _WITHOUT = {
     "--quantization w8a16": "leave --quantization out, for the weights as they are stored",
+    "--quantization w8a8": "leave --quantization out, for the weights as they are stored",
     "--quantization w4a16": "convert the GGUF file without --quantization keep",
     "--kv-cache-dtype int8": "leave --kv-cache-dtype out",
     "--batch-invariant": "leave --batch-invariant out",
@@ -93,8 +94,8 @@ class NativeDecoder:
         kv_cache: [layers, 2, blocks, block size, kv heads, row], keys first, as `KVPool` has it.
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
-        quantise: Whether linear layers take eight bits for a weight (w8a16). Embedding and head stay as they are stored.
-            Weights that are stored in groups stay so in any case.
+        quantization: w8a16: linear layers take eight bits for a weight; w8a8: for activations, too. Embedding and head
+            stay as they are stored. Weights that are stored in groups stay so in any case.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class NativeDecoder:
         kv_cache: Array,
         vocab_size: int,
         max_model_len: int,
-        quantise: bool = False,
+        quantization: str = "none",
     ) -> None:
         def vector(name: str) -> Array | None:
             return norm(name) if name in weights else None
@@ -115,7 +116,9 @@ class NativeDecoder:
             return cast(weights.read(name), np.dtype(np.float32))
 
         def pack(weight: Array, bias: Array | None) -> PackedLinear:
-            return pack_quantised(weight, bias, quads=context.quads) if quantise else pack_linear(weight, bias)
+            if quantization not in INT8_WEIGHTS:
+                return pack_linear(weight, bias)
+            return pack_quantised(weight, bias, quads=context.quads, int8_rows=quantization == "w8a8")
 
         def groups(name: str, rows: int | None = None, bias: Array | None = None) -> PackedLinear:
             """The first rows of a weight in groups; all when None."""

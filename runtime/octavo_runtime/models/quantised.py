@@ -2,10 +2,11 @@
 
     as loaded                              packed
     X.weight, in w8a16                     X.weight int8, X.scales                    octavo_kernels.linear.linear_w8a16
+    X.weight, in w8a8                      the same                                   octavo_kernels.linear.linear_w8a8
     X.qweight U8, X.scales, X.minima       X.packed, X.groups                         octavo_kernels.linear.linear_w4a16
     X.qweight I8, X.scales                 X.weight, widened: there is no kernel for groups of eight bits
 
-The head and the embedding have no `.weight` behind their names; in w8a16 they stay as they are (ADR 40).
+The head and the embedding have no `.weight` behind their names; in w8a16 and w8a8 they stay as they are (ADR 40).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ROWS_AT_ONCE = 1024  # in float32 beside the weight, while it is quantised or w
 
 
 def quantise(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What takes the place of a parameter in w8a16: of a linear layer's weight int8 and a scale for each output.
+    """What takes the place of a parameter in w8a16 and w8a8: of a linear layer's weight int8 and a scale for each output.
 
     Args:
         name: As `loading.weight_map` names it.

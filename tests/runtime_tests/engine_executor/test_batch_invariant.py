@@ -82,7 +82,9 @@ def run(
     return core
 
 
-@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("none", "auto"), ("w8a16", "auto"), ("none", "int8")])
+@pytest.mark.parametrize(
+    ("quantization", "kv_cache_dtype"), [("none", "auto"), ("w8a16", "auto"), ("w8a8", "auto"), ("none", "int8")]
+)
 def test_logits_are_the_same_however_they_are_computed(
     write_model: WriteModel, seen: Logits, quantization: str, kv_cache_dtype: str
 ) -> None:
@@ -117,6 +119,7 @@ def test_load_executor_without_native_kernels_that_a_flag_needs(
 def test_check_batch_invariant_on_a_gpu() -> None:
     config = EngineConfig("model", device="cuda", batch_invariant=True)
     check_batch_invariant(config)
+    check_batch_invariant(replace(config, quantization="w8a8"))
     with pytest.raises(BadFlags, match="--batch-invariant with weights in w8a16 on a GPU"):
         check_batch_invariant(replace(config, quantization="w8a16"))
 

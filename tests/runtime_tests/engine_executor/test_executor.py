@@ -280,13 +280,15 @@ def test_load_executor_without_native_library(
     assert "slower: there is none" in caplog.text
 
 
+@pytest.mark.parametrize("quantization", ["w8a16", "w8a8"])
 @pytest.mark.parametrize("forced", ["cpu", "reference"])
 def test_load_executor_quantised_with_another_form(
-    forced: str, write_model: WriteModel, monkeypatch: pytest.MonkeyPatch
+    forced: str, quantization: str, write_model: WriteModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, forced)
-    with pytest.raises(BadFlags, match=f"w8a16 needs the native kernels, but {ENVIRONMENT_VARIABLE}={forced}"):
-        load(write_model(), quantization="w8a16")
+    said = f"--quantization {quantization} needs the native kernels, but {ENVIRONMENT_VARIABLE}={forced}"
+    with pytest.raises(BadFlags, match=said):
+        load(write_model(), quantization=quantization)
 
 
 def test_load_executor_quantised_without_native_library(

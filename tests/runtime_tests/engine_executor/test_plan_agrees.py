@@ -113,15 +113,19 @@ def test_plan_agrees_for_a_real_model(smollm2: Path) -> None:
     check_agrees(EngineConfig(str(smollm2), device="cpu", kv_cache_memory=200 << 20, swap_space=30 << 20))
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("quantization", "tied"), [("w8a16", False), ("w8a16", True), ("w8a8", True)])
 def test_plan_agrees_quantised(
-    tied: bool, write_model: Callable[..., Path], tensors: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    quantization: str,
+    tied: bool,
+    write_model: Callable[..., Path],
+    tensors: dict[str, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "native")
     if tied:
         del tensors["lm_head.weight"]
     model = write_model(tie_word_embeddings=tied)
-    config = EngineConfig(str(model), device="cpu", quantization="w8a16", kv_cache_memory=9 * BLOCK)
+    config = EngineConfig(str(model), device="cpu", quantization=quantization, kv_cache_memory=9 * BLOCK)
     check_agrees(config, padding=0.5)
 
 

@@ -180,7 +180,7 @@ def test_llm_refuses_unknown_settings(tmp_path: Path) -> None:
     [
         ({"generation_config": "vllm"}, "generation_config must be auto or none, not 'vllm'"),
         ({"dtype": "int8"}, "dtype must be one of auto, float32"),
-        ({"quantization": "int8"}, "quantization must be one of none, w8a16, w4a16"),
+        ({"quantization": "int8"}, "quantization must be one of none, w8a16, w8a8, w4a16"),
         ({"block_size": 64}, "block_size must be one of 8, 16, 32, not 64"),
         ({"max_num_seqs": 0}, "max_num_seqs must be a whole number, 1 or more, not 0"),
         ({"kv_cache_memory": "4Gi"}, "kv_cache_memory must be a whole number"),

@@ -101,6 +101,8 @@ def test_plan_model_quantised(dtype: str, item: int, model: Path) -> None:
     outputs = 8 + 4 + 4 + 8 + 10 + 10 + 8
     assert plan.weights_bytes == ELEMENTS - (6 * 8 + 3 * 8) + 8 * outputs + (6 * 8 + 3 * 8) * item
     assert plan.quantization == "w8a16"
+    both = plan_model(model, config(model, dtype=dtype, quantization="w8a8"))
+    assert both == replace(plan, quantization="w8a8")
 
 
 def test_plan_model_quantised_on_a_gpu(model: Path) -> None:
@@ -134,19 +136,30 @@ def test_held_bytes_in_groups() -> None:
 
 @pytest.mark.parametrize("width", [32, 64, 96, 128])
 def test_check_packing_as_the_kernels_do(width: int) -> None:
-    check_packing(in_groups(True, width), packed=False)
-    check_packing(in_groups(False, width), packed=True)
+    check_packing(in_groups(True, width), "w4a16", packed=False)
+    check_packing(in_groups(False, width), "w4a16", packed=True)
     numbers = torch.zeros(8, width // 32, dtype=torch.float16)
     if width % 64:
         with pytest.raises(
             UnsupportedModel, match=rf"layers\.0\.down .* has {width} inputs; on a GPU .* multiple of 64"
         ):
-            check_packing(in_groups(True, width), packed=True)
+            check_packing(in_groups(True, width), "w4a16", packed=True)
         with pytest.raises(ValueError, match="multiple of 64"):
             pack_pairs(torch.zeros(8, width, dtype=torch.uint8), numbers, numbers)
     else:
-        check_packing(in_groups(True, width), packed=True)
+        check_packing(in_groups(True, width), "w4a16", packed=True)
         pack_pairs(torch.zeros(8, width, dtype=torch.uint8), numbers, numbers)
+
+
+def test_check_packing_rows_that_are_too_wide() -> None:
+    def weights(width: int) -> WeightMap:
+        return WeightMap((), {"norm": (width,), "layers.0.down.weight": (8, width)}, {}, tied=True)
+
+    check_packing(weights(32768), "w8a8", packed=True)
+    check_packing(weights(32769), "w8a16", packed=True)
+    check_packing(weights(32769), "w8a8", packed=False)
+    with pytest.raises(UnsupportedModel, match=r"layers\.0\.down has 32769 inputs; on a GPU w8a8 takes at most 32768"):
+        check_packing(weights(32769), "w8a8", packed=True)
 
 
 def test_plan_model_in_groups_without_any(model: Path) -> None:

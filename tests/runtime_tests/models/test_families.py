@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
-from octavo_kernels.linear.reference import dequantised, quantised
+from octavo_kernels.linear.reference import dequantised, quantised, rounded_rows
 from octavo_kernels.native import Context
 from octavo_kernels.testing import assert_close, random_groups
 from octavo_runtime.domain import EngineConfig, SamplingParams, ScheduledSequence, StepPlan
@@ -183,12 +183,24 @@ def with_rounded_weights(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+def with_rounded_rows(model: PreTrainedModel) -> PreTrainedModel:
+    """The same for what goes into each linear layer."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.register_forward_pre_hook(lambda _, given: (rounded_rows(given[0].flatten(0, 1))[None],))
+    return model
+
+
+@pytest.mark.parametrize("quantization", ["w8a16", "w8a8"])
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "qwen2", "qwen3"])
-def test_family_quantised(name: str, forced: str, tmp_path: Path) -> None:
+def test_family_quantised(name: str, quantization: str, forced: str, tmp_path: Path) -> None:
     truth = with_rounded_weights(make(tmp_path, *CASES[name]))
-    executor = load(tmp_path, quantization="w8a16")
-    assert executor.info.kernels == f"native ({forced}, w8a16)"
+    executor = load(tmp_path, quantization=quantization)
+    assert executor.info.kernels == f"native ({forced}, {quantization})"
     tolerance = 1e-3 if forced in {"amx", "avx512vnni"} else 1e-5  # activations of 16 bits there, float32 elsewhere
+    if quantization == "w8a8":
+        truth = with_rounded_rows(truth)
+        tolerance = 0.02  # a number in the middle of two steps may be rounded to either
     tokens = torch.randint(3, 97, (38,)).tolist()
     with torch.inference_mode():
         expected = truth(torch.tensor([tokens])).logits[0]
@@ -229,7 +241,7 @@ def test_family_in_groups(name: str, eight_bits: tuple[str, ...], forced: str, t
     assert_close(logits(executor, sequence("a", tokens[37:], 37, blocks))[0], expected[37], 1e-3)
 
 
-@pytest.mark.parametrize("quantization", ["none", "w8a16", "w4a16"])
+@pytest.mark.parametrize("quantization", ["none", "w8a16", "w8a8", "w4a16"])
 @pytest.mark.usefixtures("forced")
 def test_family_batch_changes_nothing(quantization: str, tmp_path: Path) -> None:
     # The native kernels sum in one order: a row has the same logits, to the last bit, alone, in a batch, and in chunks.

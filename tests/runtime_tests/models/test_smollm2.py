@@ -190,7 +190,7 @@ def test_paths_are_the_models(paths: list[GreedyPath], smollm2: Path) -> None:
     assert len(set(text.split())) > 10
 
 
-@pytest.mark.parametrize("quantization", ["none", "w8a16"])
+@pytest.mark.parametrize("quantization", ["none", "w8a16", "w8a8"])
 def test_answer(quantization: str, smollm2: Path) -> None:
     # Converter, tokenizer and model together know something.
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
