@@ -55,29 +55,83 @@ inline int64_t quad_tiles_room(const Linear& l, int64_t rows) {
   return rows * (1 + P * divided_up(l.in, kTileRowBytes) * kTileRowBytes / 4) + 16;
 }
 
-// Sums of a group of rows and a panel, at their end.
+// Sums on their way to y. Those of one block are written while the next one's products run, some at each step of it, and
+// the lines that they go to are asked for during their own: y is larger than the second cache.
 template <int P>
-OCTAVO_INLINE void finish_group(const Linear& l, int64_t column, const int32_t (*sums)[kPanel],
-                                const PlaneTiles<P>& planes, int64_t row, const Target& y) {
-  const int count = planes.count(row);
-  Ints offsets;
-  memcpy(&offsets, l.offsets + column, sizeof offsets);
-  for (int m = 0; m < count; m++) {
-    Ints first, last;
-    memcpy(&first, sums[m], sizeof first);
-    memcpy(&last, sums[(P - 1) * count + m], sizeof last);
-    finish(l, column, together<P>(first + offsets, last + offsets, planes.steps[row + m]),
-           y.rows + (row + m) * y.stride, y.add);
+class Results {
+ public:
+  Results(const Linear& l, const PlaneTiles<P>& planes, const Target& y) : l_(l), planes_(planes), y_(y) {}
+
+  // Takes the first N registers: of `panels` panels from `column` on, two or four, and the group of rows from `row` on,
+  // then those of the next group.
+  template <int N>
+  OCTAVO_INLINE void take(int panels, int64_t column, int64_t row) {
+    write_all();
+    tile_store<0>(sums_[0]);
+    tile_store<1>(sums_[1]);
+    if constexpr (N == 4) {
+      tile_store<2>(sums_[2]);
+      tile_store<3>(sums_[3]);
+    }
+    panels_ = panels;
+    column_ = column;
+    group_ = row;
+    count_ = planes_.count(row);
+    next_ = place_ = 0;
+    left_ = panels * count_;
+    if (N > panels) left_ += panels * planes_.count(row + PlaneTiles<P>::kRows);
   }
-}
+
+  // Asks for a row's lines in two panels.
+  OCTAVO_INLINE void ask_for(int64_t column, int64_t row) const {
+    const float* to = y_.rows + row * y_.stride + column;
+    __builtin_prefetch(to, 1);
+    __builtin_prefetch(to + kPanel, 1);
+  }
+
+  // Vectors to write at each step of a block, so that all are written at its end.
+  int64_t share() const { return divided_up(left_, planes_.tiles); }
+
+  void write_all() { write(left_); }
+
+  OCTAVO_INLINE void write(int64_t vectors) {
+    vectors = smaller(vectors, left_);
+    left_ -= vectors;
+    for (; vectors > 0; vectors--) {
+      const int64_t column = column_ + (next_ & (panels_ - 1)) * kPanel, row = group_ + place_;
+      Ints offsets, first, last;
+      memcpy(&offsets, l_.offsets + column, sizeof offsets);
+      memcpy(&first, sums_[next_][place_], sizeof first);
+      memcpy(&last, sums_[next_][(P - 1) * count_ + place_], sizeof last);
+      finish(l_, column, together<P>(first + offsets, last + offsets, planes_.steps[row]), y_.rows + row * y_.stride,
+             y_.add);
+      if (++place_ < count_) continue;
+      place_ = 0;
+      next_++;
+      if (next_ & (panels_ - 1)) continue;
+      group_ += PlaneTiles<P>::kRows;
+      count_ = planes_.count(group_);
+    }
+  }
+
+ private:
+  const Linear& l_;
+  const PlaneTiles<P>& planes_;
+  const Target& y_;
+  int64_t left_ = 0;            // vectors
+  int64_t column_, group_;      // of the first register; of the next vector's group of rows
+  int panels_, count_;          // of each group; rows of that group
+  int next_, place_;            // register and row of the next vector
+  alignas(64) int32_t sums_[4][kTileRows][kPanel];
+};
 
 // Registers: four sums, two groups of rows, two parts of panels.
 
 // A group of rows through N panels, two or four.
 template <int N, int P>
-inline void one_group(Threads& threads, int thread, const Linear& l, const PanelTiles& panels, int64_t column,
-                      const PlaneTiles<P>& planes, int64_t row, bool ahead, const Target& y) {
-  const int64_t bytes = planes.tile_rows(row) * kTileRowBytes;
+inline void one_group(Threads& threads, int thread, const PanelTiles& panels, int64_t column,
+                      const PlaneTiles<P>& planes, int64_t row, bool ahead, Results<P>& results) {
+  const int64_t bytes = planes.tile_rows(row) * kTileRowBytes, share = results.share();
   TileShapes shapes;
   for (int t = 0; t < 5; t++) shapes.set(t, planes.tile_rows(row));
   for (int t = 6; t < 8; t++) shapes.set(t, kTileRows);
@@ -101,22 +155,18 @@ inline void one_group(Threads& threads, int thread, const Linear& l, const Panel
       panels.load<7>(3, tile, ahead);
       tile_multiply_bytes<3, 4, 7>();
     }
+    results.write(share);
   }
-  alignas(64) int32_t sums[N][kTileRows][kPanel];
-  tile_store<0>(sums[0]);
-  tile_store<1>(sums[1]);
-  if constexpr (N == 4) {
-    tile_store<2>(sums[2]);
-    tile_store<3>(sums[3]);
-  }
-  for (int n = 0; n < N; n++) finish_group(l, column + n * kPanel, sums[n], planes, row, y);
+  results.template take<N>(N, column, row);
 }
 
 // Two groups of rows, the first of them full, through two panels, from `panel` on.
 template <int P>
-inline void two_groups(Threads& threads, int thread, const Linear& l, const PanelTiles& panels, int panel, int64_t column,
-                       const PlaneTiles<P>& planes, int64_t row, bool ahead, const Target& y) {
+inline void two_groups(Threads& threads, int thread, const PanelTiles& panels, int panel, int64_t column,
+                       const PlaneTiles<P>& planes, int64_t row, bool ahead, Results<P>& results) {
   const int64_t second = row + planes.kRows, bytes = planes.tile_rows(second) * kTileRowBytes;
+  const int64_t rows = planes.kRows + planes.count(second), asked = divided_up(rows, planes.tiles);
+  const int64_t share = results.share();
   TileShapes shapes;
   for (int t = 0; t < 8; t++) shapes.set(t, kTileRows);
   shapes.set(2, planes.tile_rows(second));
@@ -137,15 +187,10 @@ inline void two_groups(Threads& threads, int thread, const Linear& l, const Pane
     tile_load<5>(b);
     tile_multiply_bytes<2, 5, 6>();
     tile_multiply_bytes<3, 5, 7>();
+    results.write(share);
+    for (int64_t m = tile * asked; m < smaller((tile + 1) * asked, rows); m++) results.ask_for(column, row + m);
   }
-  alignas(64) int32_t sums[4][kTileRows][kPanel];
-  tile_store<0>(sums[0]);
-  tile_store<1>(sums[1]);
-  tile_store<2>(sums[2]);
-  tile_store<3>(sums[3]);
-  for (int g = 0; g < 2; g++)
-    for (int n = 0; n < 2; n++)
-      finish_group(l, column + n * kPanel, sums[2 * g + n], planes, row + g * planes.kRows, y);
+  results.template take<4>(2, column, row);
 }
 
 template <int P>
@@ -157,16 +202,17 @@ inline void quad_tiles_linear(Threads& threads, const Linear& l, const float* x,
   linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     count = divided_up(count, 2) * 2;  // the weight has an even number of panels
     const PanelTiles panels((const char*)l.weight + first * panel, count, panel);
+    Results<P> results(l, planes, y);
     constexpr int64_t of_pair = 2 * PlaneTiles<P>::kRows;
     const int64_t end = row + part, of_pairs = part % of_pair > of_pair / 2 ? end : end - part % of_pair;
     for (int pair = 0; pair < count; pair += 2)
       for (int64_t at = row; at < of_pairs; at += of_pair)
-        two_groups(threads, thread, l, panels, pair, (first + pair) * kPanel, planes, at, at == row, y);
-    if (of_pairs == end) return;
-    if (count > 2)
-      one_group<4>(threads, thread, l, panels, first * kPanel, planes, of_pairs, of_pairs == row, y);
-    else
-      one_group<2>(threads, thread, l, panels, first * kPanel, planes, of_pairs, of_pairs == row, y);
+        two_groups(threads, thread, panels, pair, (first + pair) * kPanel, planes, at, at == row, results);
+    if (of_pairs < end && count > 2)
+      one_group<4>(threads, thread, panels, first * kPanel, planes, of_pairs, of_pairs == row, results);
+    else if (of_pairs < end)
+      one_group<2>(threads, thread, panels, first * kPanel, planes, of_pairs, of_pairs == row, results);
+    results.write_all();
   });
 }
 
