@@ -1,4 +1,5 @@
-// y = x W^T + b with bfloat16 weights on AMX (native/amx.h), as exact as in float32: a row of x is three (native/planes.h).
+// y = x W^T + b with bfloat16 weights on AMX (native/amx.h), as exact as in float32: a row of x is three of bfloat16
+// (native/planes.h).
 //
 // Panels of the weight are what the instruction wants on its right, 32 inputs of 16 outputs at a time. Rows lie by 16,
 // in the order in which they are read; the last ones take no more room than there are:

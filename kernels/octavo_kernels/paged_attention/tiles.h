@@ -117,11 +117,12 @@ struct KeyColumns {
 
   template <int P>
   OCTAVO_INLINE void run(int64_t first) const {
+    const int64_t columns = product.columns, last = (item.end - 1) / columns * columns;
     const BFloat16 *b[P], *ahead[P];
     for (int p = 0; p < P; p++) {
-      const int64_t token = item.begin + (first + p) * product.columns;
+      const int64_t token = item.begin + (first + p) * columns;
       b[p] = item.keys_from(token);
-      ahead[p] = item.keys_from(smaller(token + P * product.columns, (item.end - 1) / product.columns * product.columns));
+      ahead[p] = item.keys_from(smaller(token + P * columns, last));
     }
     product.run<P>(first, b, from_memory ? ahead : nullptr);
   }
@@ -143,17 +144,18 @@ inline void ask_for(const BFloat16* from, int64_t numbers) {
   for (int64_t i = 0; i < numbers; i += kStep) __builtin_prefetch(from + i);
 }
 
-// Zeros from the end to the next multiple of kStep. from_memory: ask for later blocks, which lie anywhere, and for the first
-// keys in the end.
+// Zeros from the end to the next multiple of kStep. from_memory: ask for later blocks, which lie anywhere, and in the end
+// for the first keys.
 inline void gather_values(const Item<BFloat16>& item, bool from_memory, BFloat16* to) {
   const int64_t size = item.s.block_size, dim = item.s.head_dim, count = item.end - item.begin;
+  const auto block = [&](int64_t token) { return item.block((item.begin + token) / size); };
   for (int64_t token = 0; token < count; token += size) {
     const int64_t later = token + kAskedAhead;
     if (from_memory && later < count)
-      ask_for(item.values + item.block((item.begin + later) / size), size * dim);
+      ask_for(item.values + block(later), size * dim);
     else if (from_memory)
-      ask_for(item.keys + item.block(smaller(item.begin + (later - count) / size * size, item.end - 1) / size), size * dim);
-    memcpy(to + token * dim, item.values + item.block((item.begin + token) / size), size * dim * sizeof(BFloat16));
+      ask_for(item.keys + block(smaller(later - count, count - 1)), size * dim);
+    memcpy(to + token * dim, item.values + block(token), size * dim * sizeof(BFloat16));
   }
   if (count % 2)
     for (int64_t i = 0; i < dim; i++) to[value_place<BFloat16>(item.s, count, i)].bits = 0;
@@ -179,9 +181,9 @@ inline void attend_tiles(const Item<BFloat16>& item, Threads& threads, int threa
                      room.query_plane);
       }
     use_tiles(threads, thread, planes_shapes(rows, depth, tokens));
-    in_tiles<4, 2, 1>(divided_up(seen, tokens),
-                      KeyColumns{item, from_memory, {room.queries, room.query_plane, room.query_row, depth, dim / depth,
-                                                     tokens, depth * size, 2 * size, item.scores, kScoresStride}});
+    const Product scores{room.queries, room.query_plane, room.query_row, depth,       dim / depth,
+                         tokens,       depth * size,     2 * size,       item.scores, kScoresStride};
+    in_tiles<4, 2, 1>(divided_up(seen, tokens), KeyColumns{item, from_memory, scores});
     for (int m = 0; m < rows; m++) {
       BFloat16* to = room.weights + m * room.weight_row;
       if (item.seen(first + m) > 0)
@@ -191,9 +193,9 @@ inline void attend_tiles(const Item<BFloat16>& item, Threads& threads, int threa
         for (int p = 0; p < kPlanes; p++) memset(to + p * kPiece, 0, filled * sizeof(BFloat16));
     }
     use_tiles(threads, thread, planes_shapes(rows, kStep, dimensions));
-    in_tiles<4, 2, 1>(dim / dimensions,
-                      ValueColumns{room.values, {room.weights, kPiece, room.weight_row, kStep, filled / kStep, dimensions,
-                                                 kStep * dim, 2 * dim, item.share(first), share_numbers(item.s)}});
+    const Product results{room.weights, kPiece,      room.weight_row, kStep,             filled / kStep,
+                          dimensions,   kStep * dim, 2 * dim,         item.share(first), share_numbers(item.s)};
+    in_tiles<4, 2, 1>(dim / dimensions, ValueColumns{room.values, results});
   }
 }
 
