@@ -175,7 +175,9 @@ def test_rotary_kv_int8_rows(native: Operations) -> None:
         max_size=6,
     ),
     size=st.sampled_from([8, 16, 32]),
-    heads=st.sampled_from([(9, 3, 64), (4, 4, 16), (8, 1, 32), (14, 2, 24), (2, 1, 80)]),
+    heads=st.sampled_from(
+        [(9, 3, 64), (4, 4, 16), (8, 1, 32), (14, 2, 24), (2, 1, 80), (6, 2, 96), (5, 1, 128), (2, 1, 256)]
+    ),
     dtype=st.sampled_from(KV_TYPES),
     seed=st.integers(0, 5),
 )
@@ -192,7 +194,8 @@ def test_paged_attention(
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype"), [(8, torch.float32), (16, torch.float32), (32, torch.float32), (16, torch.int8)]
+    ("size", "dtype"),
+    [(size, dtype) for size in (8, 16, 32) for dtype in (torch.float32, torch.bfloat16)] + [(16, torch.int8)],
 )
 def test_paged_attention_long(native: Operations, size: int, dtype: torch.dtype) -> None:
     check_attention(native, [(1, 8191), (30, 4000)], size, (9, 3, 64), dtype, 0)
@@ -216,6 +219,41 @@ def check_attention(
     q = torch.randn(sum(batch.query_lens), q_heads, dim, generator=generator)
     truth = paged_attention.paged_attention(q, keys, values, batch, dim**-0.5)
     assert_close(native.paged_attention(q, *pool_order(keys, values), batch, dim**-0.5), truth)
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_paged_attention_bfloat16_is_as_exact_as_float32(native: Operations, queries: int) -> None:
+    # Beside the same computation in float32 over the same cache, both against float64.
+    keys, values, tables = paged_pool(
+        [1000],
+        block_size=16,
+        kv_heads=1,
+        head_dim=64,
+        dtype=torch.bfloat16,
+        generator=torch.Generator().manual_seed(0),
+    )
+    batch, q = PagedBatch(16, (queries,), (1000,), tables), random(queries, 4, 64)
+    k, v = (cache[list(tables[0])].flatten(0, 1)[:1000, 0].double() for cache in (keys, values))
+    hidden = torch.arange(1000) > torch.arange(1000 - queries, 1000)[:, None]
+    scores = (q.double() @ k.T * 0.5).masked_fill(hidden[:, None], -torch.inf)
+    truth = scores.softmax(dim=-1) @ v
+    got = native.paged_attention(q, *pool_order(keys, values), batch, 0.5)
+    in_float32 = paged_attention.paged_attention(q, keys, values, batch, 0.5)
+    error, allowed = ((result - truth).square().mean().sqrt() for result in (got, in_float32))
+    assert error <= allowed * 2  # sums one after the other lose more than torch's
+
+
+@pytest.mark.parametrize("place", [40, 41, 49])
+def test_paged_attention_bfloat16_not_finite(native: Operations, place: int) -> None:
+    # A token whose keys are no numbers shows in those that see it, and in no other.
+    keys, values, tables = paged_pool(
+        [50], block_size=8, kv_heads=1, head_dim=16, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0)
+    )
+    keys[tables[0][place // 8], place % 8] = torch.nan
+    finite = native.paged_attention(
+        random(20, 4, 16), *pool_order(keys, values), PagedBatch(8, (20,), (50,), tables), 0.25
+    )
+    assert finite.isfinite().all(dim=(1, 2)).tolist() == [position < place for position in range(30, 50)]
 
 
 def test_paged_attention_int8_not_finite(native: Operations) -> None:
@@ -244,7 +282,7 @@ def test_paged_attention_token_is_the_same_in_any_chunk(native: Operations, dtyp
     assert torch.equal(few, together[12:15])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 def test_paged_attention_threads_change_nothing(instruction_set: str, dtype: torch.dtype) -> None:
     # Several share out a context, and whoever is done first takes the next piece.
     keys, values, tables = paged_pool(

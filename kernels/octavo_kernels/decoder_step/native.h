@@ -28,7 +28,7 @@ inline void plain_row(const void* table, int64_t row, int64_t width, float* to) 
 // A row of a weight in panels: every sixteenth number of its panel, or pair of them.
 template <class T>
 inline void packed_row(const Linear& l, int64_t row, float* to) {
-  constexpr int64_t together = is_paired((T*)nullptr) ? 2 : 1;
+  constexpr int64_t together = is_paired<T> ? 2 : 1;
   const T* from = (const T*)l.weight + row / kPanel * panel_numbers(l) + row % kPanel * together;
   for (int64_t i = 0; i < l.in; i++) to[i] = widened(from[i / together * together * kPanel + i % together]);
 }

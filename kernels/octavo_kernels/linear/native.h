@@ -36,11 +36,7 @@ constexpr int64_t kWidenFrom = 24;  // rows
 constexpr int kNarrowVectors = 2;
 constexpr int kNarrowRows = kLanes == 16 ? 8 : 6;
 
-constexpr bool is_paired(const BFloat16*) { return true; }
-template <class T>
-constexpr bool is_paired(const T*) {
-  return false;
-}
+constexpr int64_t kAhead = 1024;  // numbers of two bytes
 
 // Numbers of one panel. Those of bfloat16 come in pairs, the last of which may be half empty.
 inline int64_t panel_numbers(const Linear& l) {
@@ -61,18 +57,17 @@ struct LinearTile {
 
   template <int M>
   OCTAVO_INLINE void run(int64_t row) const {
-    constexpr int together = is_paired((T*)nullptr) ? 2 : 1;
+    constexpr int together = is_paired<T> ? 2 : 1;
     const float* a[M];
-    const T* b[V];
+    const T *b[V], *ahead[V];
     for (int m = 0; m < M; m++) a[m] = x + (row + m) * x_stride;
-    for (int v = 0; v < V; v++)
+    for (int v = 0; v < V; v++) {
       b[v] = panels + v / kVectorsOfPanel * panel_numbers(l) + v % kVectorsOfPanel * kLanes * together;
+      ahead[v] = b[v] + kAhead;
+    }
     Sums<M, V, kLanes> sums;
     sums.clear();
-    if constexpr (together == 2)
-      sums.add_pairs(a, b, 2 * kPanel, l.in);
-    else
-      sums.add(a, b, kPanel, l.in);
+    sums.add(a, b, together * kPanel, l.in, together == 2 ? ahead : nullptr);
     for (int m = 0; m < M; m++)
       for (int v = 0; v < V; v++)
         finish(l, column + v * kLanes, sums.of[m][v], y.rows + (row + m) * y.stride, y.add);
@@ -93,15 +88,9 @@ inline int64_t linear_panels(const Linear& l, const T* panels, int64_t first, in
 
 // A weight in pairs becomes one without.
 inline void widen(const Linear& l, const BFloat16* panels, int64_t count, float* wide) {
-  typedef Types<kLanes>::Unsigned Unsigned;
   const int64_t pairs = count * panel_numbers(l) / 2;
-  for (int64_t i = 0; i < pairs; i += kLanes) {
-    Unsigned pair;
-    memcpy(&pair, panels + 2 * i, sizeof pair);
-    float* to = wide + i / kPanel * 2 * kPanel + i % kPanel;
-    store<kLanes>(to, (Vec<kLanes>)(pair << 16));
-    store<kLanes>(to + kPanel, (Vec<kLanes>)(pair & 0xffff0000));
-  }
+  for (int64_t i = 0; i < pairs; i += kLanes)
+    widen_pairs<kLanes>(panels + 2 * i, wide + i / kPanel * 2 * kPanel + i % kPanel, kPanel);
 }
 
 template <class T>

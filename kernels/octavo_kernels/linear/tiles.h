@@ -1,27 +1,18 @@
-// y = x W^T + b with bfloat16 weights on AMX (native/amx.h), as exact as in float32.
+// y = x W^T + b with bfloat16 weights on AMX (native/amx.h), as exact as in float32: a row of x is three of bfloat16
+// (native/planes.h).
 //
-// Panels of the weight are what the instruction wants on its right, 32 inputs of 16 outputs at a time. On its left it
-// takes bfloat16 alone, so a row of x becomes three, which add up to it, bit for bit: 24 bits in three times 8.
-//
-//     x = high + middle + low      high: the first 16 bits of x; middle: those of x - high; low: what is left
-//
-// Products with weights are exact in float32, and so is every sum but for rounding, as elsewhere. All three go to the
-// same sums, low to high for each 32 inputs, so a row's result is the same, to the last bit, in any batch.
-//
-// Rows lie by 16, in the order in which they are read; the last ones take no more room than there are:
+// Panels of the weight are what the instruction wants on its right, 32 inputs of 16 outputs at a time. Rows lie by 16,
+// in the order in which they are read; the last ones take no more room than there are:
 //
 //     16 rows:  inputs 0..31:   low    [row 0: 32 numbers | row 1 | … | row 15]
 //                               middle [ … ]
 //                               high   [ … ]
 //               inputs 32..63:  …                          beyond the last input is zero
-//
-// A number that is not finite is high alone, so that an infinity times a weight is one, as in float32. Numbers below
-// 2^-103 lose their last bits: what is below 2^-126 counts as zero.
 #pragma once
 
 #ifdef __AMX_TILE__
 
-#include "../native/amx.h"
+#include "../native/planes.h"
 #include "../native/rows.h"
 #include "target.h"
 
@@ -54,9 +45,6 @@ struct PanelTiles {
   }
 };
 
-constexpr int kPlanes = 3;
-constexpr int64_t kStep = kTileRowBytes / sizeof(BFloat16);  // inputs of one product
-
 // All rows of x, in memory of `tiles_room` numbers.
 struct SplitRows {
   BFloat16* numbers;
@@ -77,39 +65,18 @@ inline int64_t tiles_room(const Linear& l, int64_t rows) {
 inline void split_row(const float* x, int64_t in, const SplitRows& split, int64_t row) {
   const int64_t first = row / kTileRows * kTileRows, plane = split.count(first) * kStep;
   BFloat16* to = split.from(first) + (row - first) * kStep;
-  const __m512i upper = _mm512_set1_epi32((int)0xffff0000), infinity = _mm512_set1_epi32(0x7f800000);
   for (int64_t step = 0; step < split.steps; step++, to += kPlanes * plane)
     for (int half = 0; half < 2; half++) {
       const int64_t left = in - step * kStep - half * 16;
       const __mmask16 there = (__mmask16)((1u << smaller(16, larger(0, left))) - 1);
-      const __m512 v = _mm512_maskz_loadu_ps(there, x + step * kStep + half * 16);
-      const __m512i bits = _mm512_castps_si512(v);
-      const __mmask16 finite = _mm512_cmplt_epu32_mask(_mm512_andnot_si512(_mm512_set1_epi32(INT32_MIN), bits), infinity);
-      const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-      const __m512i high = _mm512_mask_mov_epi32(_mm512_and_si512(bits, upper), nan, _mm512_set1_epi32(0x7fc00000));
-      const __m512 rest = _mm512_maskz_sub_ps(finite, v, _mm512_castsi512_ps(high));
-      const __m512i middle = _mm512_and_si512(_mm512_castps_si512(rest), upper);
-      const __m512 low = _mm512_sub_ps(rest, _mm512_castsi512_ps(middle));
-      const __m512i planes[kPlanes] = {_mm512_castps_si512(low), middle, high};
-      for (int p = 0; p < kPlanes; p++)
-        _mm256_storeu_si256((__m256i*)(to + p * plane + half * 16), _mm512_cvtepi32_epi16(_mm512_srli_epi32(planes[p], 16)));
+      split_planes(_mm512_maskz_loadu_ps(there, x + step * kStep + half * 16), to + half * 16, plane);
     }
-}
-
-// Registers: sums of four panels, three planes of rows, a part of a panel.
-inline TileShapes shapes_of(int rows) {
-  TileShapes shapes;
-  for (int t = 0; t < 7; t++) shapes.set(t, rows);
-  shapes.set(7, kTileRows);
-  return shapes;
 }
 
 template <int Panel>
 OCTAVO_INLINE void add_panel(const PanelTiles& panels, int64_t step, bool ahead) {
   panels.load<7>(Panel, step, ahead);
-  tile_multiply_bfloat16<Panel, 4, 7>();
-  tile_multiply_bfloat16<Panel, 5, 7>();
-  tile_multiply_bfloat16<Panel, 6, 7>();
+  add_planes<Panel>();
 }
 
 // Up to 16 rows through P panels, two or four.
@@ -126,9 +93,7 @@ inline void tiles_panels(const Linear& l, const PanelTiles& panels, int64_t colu
     tile_zero<3>();
   }
   for (int64_t step = 0; step < split.steps; step++, a += kPlanes * plane) {
-    tile_load<4>(a);
-    tile_load<5>(a + plane);
-    tile_load<6>(a + 2 * plane);
+    load_planes(a, plane);
     add_panel<0>(panels, step, ahead);
     add_panel<1>(panels, step, ahead);
     if constexpr (P == 4) {
@@ -161,7 +126,7 @@ inline void tiles_linear(Threads& threads, const Linear& l, const float* x, int6
     count = divided_up(count, 2) * 2;  // the weight has an even number of panels
     const PanelTiles panels((const char*)l.weight + first * panel, count, panel);
     for (int64_t at = row; at < row + part; at += kTileRows) {
-      use_tiles(threads, thread, shapes_of(split.count(at)));
+      use_tiles(threads, thread, planes_shapes(split.count(at)));
       if (count > 2)
         tiles_panels<4>(l, panels, first * kPanel, split, at, at == row, y);
       else

@@ -24,6 +24,8 @@ def pool_order(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, 
 
     def ordered(cache: torch.Tensor, *order: int) -> torch.Tensor:
         rows, scales = cache[..., :dim].permute(order), cache[..., dim:].permute(0, 2, 1, 3)
+        if cache.dtype == torch.bfloat16:  # two rows side by side
+            rows = rows.unflatten(2, (-1, 2)).transpose(3, 4)
         return torch.cat((rows.flatten(2), scales.flatten(2)), dim=2).view(cache.shape)
 
     return ordered(keys, 0, 2, 3, 1), ordered(values, 0, 2, 1, 3)
@@ -36,6 +38,8 @@ def token_order(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor,
 
     def ordered(cache: torch.Tensor, shape: tuple[int, int], *order: int) -> torch.Tensor:
         rows, scales = cache.view(blocks, heads, -1).tensor_split([dim * size], dim=2)
+        if cache.dtype == torch.bfloat16:
+            rows = rows.reshape(blocks, heads, shape[0] // 2, shape[1], 2).transpose(3, 4)
         return torch.cat(
             (
                 rows.reshape(blocks, heads, *shape).permute(order),

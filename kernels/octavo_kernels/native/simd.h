@@ -49,6 +49,12 @@ constexpr bool is_scaled = false;
 template <>
 inline constexpr bool is_scaled<Int8> = true;
 
+// Whether two numbers of the depth of a product lie side by side, in a weight and in the KV cache alike.
+template <class T>
+constexpr bool is_paired = false;
+template <>
+inline constexpr bool is_paired<BFloat16> = true;
+
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -71,6 +77,15 @@ OCTAVO_INLINE Vec<L> load(const BFloat16* from) {
   typename Types<L>::Short bits;
   memcpy(&bits, from, sizeof bits);
   return (Vec<L>)(__builtin_convertvector(bits, typename Types<L>::Unsigned) << 16);
+}
+
+// L pairs become two vectors.
+template <int L>
+OCTAVO_INLINE void load_pairs(const BFloat16* from, Vec<L>* first, Vec<L>* second) {
+  typename Types<L>::Unsigned pairs;
+  memcpy(&pairs, from, sizeof pairs);
+  *first = (Vec<L>)(pairs << 16);
+  *second = (Vec<L>)(pairs & 0xffff0000);
 }
 
 template <int L>
@@ -100,6 +115,15 @@ OCTAVO_INLINE Vec<L> load(const Int8* from) {
 template <int L>
 OCTAVO_INLINE void store(float* to, Vec<L> x) {
   memcpy(to, &x, sizeof x);
+}
+
+// L pairs; the second of each goes `apart` behind the first.
+template <int L>
+OCTAVO_INLINE void widen_pairs(const BFloat16* from, float* to, int64_t apart) {
+  Vec<L> first, second;
+  load_pairs<L>(from, &first, &second);
+  store<L>(to, first);
+  store<L>(to + apart, second);
 }
 
 OCTAVO_INLINE float widened(float x) { return x; }

@@ -19,8 +19,6 @@ namespace OCTAVO_ISA {
 constexpr int kMostRows = 6;
 constexpr int kTileVectors = kLanes == 16 ? 4 : 2;
 
-constexpr int64_t kAhead = 1024;  // numbers of two bytes
-
 template <int M, int V, int L>
 struct Sums {
   Vec<L> of[M][V];
@@ -30,15 +28,17 @@ struct Sums {
       for (int v = 0; v < V; v++) of[m][v] = Vec<L>{};
   }
 
+  // ahead: what comes from memory after each b, which is asked for meanwhile; null: nothing.
   template <class T>
-  OCTAVO_INLINE void add(const float* const* a, const T* const* b, int64_t stride, int64_t depth) {
+  OCTAVO_INLINE void add(const float* const* a, const T* const* b, int64_t stride, int64_t depth,
+                         const T* const* ahead = nullptr) {
     for (int64_t k = 0; k < depth; k++) {
       Vec<L> column[V];
-      for (int v = 0; v < V; v++) column[v] = load<L>(b[v] + k * stride);
-      for (int m = 0; m < M; m++) {
-        const Vec<L> row = splat<L>(a[m][k]);
-        for (int v = 0; v < V; v++) of[m][v] += row * column[v];
+      for (int v = 0; v < V; v++) {
+        column[v] = load<L>(b[v] + k * stride);
+        if (ahead) __builtin_prefetch(ahead[v] + k * stride);
       }
+      add_row(a, k, column);
     }
   }
 
@@ -46,30 +46,25 @@ struct Sums {
   //
   //     b[v]   [ column 0: k, k + 1 | column 1: k, k + 1 | … ]     stride: to k + 2, k + 3
   //
-  // For a weight, which comes from memory, front to back: what lies ahead is asked for.
-  OCTAVO_INLINE void add_pairs(const float* const* a, const BFloat16* const* b, int64_t stride, int64_t depth) {
-    typedef typename Types<L>::Unsigned Unsigned;
-    Unsigned pairs[V];
+  OCTAVO_INLINE void add(const float* const* a, const BFloat16* const* b, int64_t stride, int64_t depth,
+                         const BFloat16* const* ahead = nullptr) {
+    Vec<L> even[V], odd[V];
     int64_t k = 0;
     for (; k + 2 <= depth; k += 2) {
       for (int v = 0; v < V; v++) {
-        memcpy(&pairs[v], b[v] + k / 2 * stride, sizeof(Unsigned));
-        __builtin_prefetch(b[v] + k / 2 * stride + kAhead);
+        load_pairs<L>(b[v] + k / 2 * stride, &even[v], &odd[v]);
+        if (ahead) __builtin_prefetch(ahead[v] + k / 2 * stride);
       }
-      add_row(a, k, pairs, [](Unsigned pair) { return pair << 16; });
-      add_row(a, k + 1, pairs, [](Unsigned pair) { return pair & 0xffff0000; });
+      add_row(a, k, even);
+      add_row(a, k + 1, odd);
     }
     if (k == depth) return;
-    for (int v = 0; v < V; v++) memcpy(&pairs[v], b[v] + k / 2 * stride, sizeof(Unsigned));
-    add_row(a, k, pairs, [](Unsigned pair) { return pair << 16; });
+    for (int v = 0; v < V; v++) load_pairs<L>(b[v] + k / 2 * stride, &even[v], &odd[v]);
+    add_row(a, k, even);
   }
 
  private:
-  template <class Widen>
-  OCTAVO_INLINE void add_row(const float* const* a, int64_t k, const typename Types<L>::Unsigned* pairs,
-                             const Widen& widen) {
-    Vec<L> column[V];
-    for (int v = 0; v < V; v++) column[v] = (Vec<L>)widen(pairs[v]);
+  OCTAVO_INLINE void add_row(const float* const* a, int64_t k, const Vec<L>* column) {
     for (int m = 0; m < M; m++) {
       const Vec<L> row = splat<L>(a[m][k]);
       for (int v = 0; v < V; v++) of[m][v] += row * column[v];

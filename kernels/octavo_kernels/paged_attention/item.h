@@ -17,6 +17,7 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 constexpr int64_t kQueriesOfItem = 48;
+constexpr int64_t kAskedAhead = 64;  // tokens
 constexpr int64_t kPiece = 512;  // tokens: a multiple of every block size, and of every tile
 // An odd number of cache lines: else all rows of a tile would lie in the same few sets of the first cache.
 constexpr int64_t kScoresStride = kPiece + 16;
@@ -31,6 +32,19 @@ inline int64_t row_numbers(const Attention& s) {
 template <class T>
 inline int64_t head_numbers(const Attention& s) {
   return row_numbers<T>(s) * s.block_size;
+}
+
+// Places of a number in its head's part of a block (native.h draws them).
+template <class T>
+inline int64_t key_place(const Attention& s, int64_t token, int64_t dimension) {
+  if (is_paired<T>) return (dimension / 2 * s.block_size + token) * 2 + dimension % 2;
+  return dimension * s.block_size + token;
+}
+
+template <class T>
+inline int64_t value_place(const Attention& s, int64_t token, int64_t dimension) {
+  if (is_paired<T>) return (token / 2 * s.head_dim + dimension) * 2 + token % 2;
+  return token * s.head_dim + dimension;
 }
 
 // A query's share of a piece: [head_dim] sums of weighted values, the largest score, the sum of the weights.
@@ -54,6 +68,10 @@ struct Item {
   float *key_scales, *value_scales;  // [kPiece] each, 0 behind the end; of eight bits alone
 
   int64_t block(int64_t number) const { return (int64_t)blocks[number] * s.kv_heads * head_numbers<T>(s); }
+  // Where the keys of a token begin, and of those behind it in its block.
+  const T* keys_from(int64_t token) const {
+    return keys + block(token / s.block_size) + key_place<T>(s, token % s.block_size, 0);
+  }
   int64_t longest() const { return visible[queries - 1]; }
   // Tokens of the piece that a query sees; 0 or less: none.
   int64_t seen(int64_t query) const { return smaller(visible[query], end) - begin; }
@@ -79,14 +97,15 @@ struct ScoreTile {
   const Item<T>& item;
   int64_t first;  // in the piece
   const K* const* columns;
-  int64_t stride;  // from dimension to dimension
+  int64_t stride;         // from dimension to dimension, or pair to pair
+  const K* const* ahead;  // what is to be asked for meanwhile, likewise; or null
 
   template <int M>
   OCTAVO_INLINE void run(int64_t query) const {
     if (item.seen(query + M - 1) <= first) return;
     Sums<M, kTileVectors, L> sums;
     sums.clear();
-    sums.add(item.q + query, columns, stride, item.s.head_dim);
+    sums.add(item.q + query, columns, stride, item.s.head_dim, ahead);
     for (int m = 0; m < M; m++)
       for (int v = 0; v < kTileVectors; v++)
         store<L>(item.scores + (query + m) * kScoresStride + first + v * L, scaled(sums.of[m][v], first + v * L));
@@ -117,10 +136,10 @@ inline float total(Vec<8> x) {
 }
 #endif
 
-// Scores become weights, zero from `seen`, at least 1, to `count`, and each is multiplied by its token's scale where there
-// are scales. Their sum before that, and the largest score, go to the share.
-template <bool kScaled>
-inline void weights(float* scores, const float* scales, int64_t seen, int64_t count, float* most_and_total) {
+// Scores become weights, zero from `seen`, at least 1, to `count`, and are handed to put(first, vector of weights). Their
+// sum and the largest score go to the share.
+template <class Put>
+inline void weights(float* scores, int64_t seen, int64_t count, float* most_and_total, const Put& put) {
   const int64_t end = divided_up(seen, kLanes) * kLanes;
   for (int64_t i = seen; i < end; i++) scores[i] = -INFINITY;
   Vec<kLanes> most = splat<kLanes>(-INFINITY);
@@ -135,22 +154,29 @@ inline void weights(float* scores, const float* scales, int64_t seen, int64_t co
     const Vec<kLanes> weight = exponential<kLanes>(x - maximum);
     const Vec<kLanes> there = x == -INFINITY ? Vec<kLanes>{} : weight;
     totals += there;
-    store<kLanes>(scores + i, kScaled ? (x == -INFINITY ? there : there * load<kLanes>(scales + i)) : there);
+    put(i, there);
   }
-  for (int64_t i = end; i < count; i++) scores[i] = 0;
+  for (int64_t i = end; i < count; i += kLanes) put(i, Vec<kLanes>{});
   most_and_total[0] = maximum;
   most_and_total[1] = total(totals);
 }
 
+// Weights take the place of scores, each multiplied by its token's scale where there are scales.
 template <class T>
 inline void softmax(const Item<T>& item) {
   for (int64_t query = 0; query < item.queries; query++) {
     float* scores = item.scores + query * kScoresStride;
-    if (item.seen(query) > 0)
-      weights<is_scaled<T>>(scores, item.value_scales, item.seen(query), item.end - item.begin,
-                            item.share(query) + item.s.head_dim);
-    else
+    if (item.seen(query) <= 0) {
       memset(scores, 0, (item.end - item.begin) * sizeof(float));
+      continue;
+    }
+    weights(scores, item.seen(query), item.end - item.begin, item.share(query) + item.s.head_dim,
+            [&](int64_t first, Vec<kLanes> weight) {
+              // What nobody sees has any scale.
+              if constexpr (is_scaled<T>)
+                weight = weight == 0 ? weight : weight * load<kLanes>(item.value_scales + first);
+              store<kLanes>(scores + first, weight);
+            });
   }
 }
 

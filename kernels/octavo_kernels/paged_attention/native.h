@@ -7,8 +7,18 @@
 //     dim 1      [            ]                 token 1      [               ]
 //     …                                         …
 //
-// and a block holds those of all kv heads, one after the other; in eight bits each head's scales come behind its own. So both products are the tile of native/tile.h: scores
-// have vectors of tokens and run over dimensions, results have vectors of dimensions and run over tokens.
+// or in bfloat16, where two rows are one vector of pairs, as in a weight:
+//
+//            [head_dim / 2][block size][2]               [block size / 2][head_dim][2]
+//
+//              token 0    1    … 15                      dimension 0    1    … 63
+//     dims 0, 1  [ 0, 1 | 0, 1 | … ]            tokens 0, 1  [ 0, 1 | 0, 1 | … ]
+//     dims 2, 3  [ 2, 3 | 2, 3 | … ]            tokens 2, 3  [ 2, 3 | 2, 3 | … ]
+//     …                                         …
+//
+// and a block holds those of all kv heads, one after the other; in eight bits each head's scales come behind its own. So
+// both products are the tile of native/tile.h: scores have vectors of tokens and run over dimensions, results have
+// vectors of dimensions and run over tokens. Pairs are what matrix registers want, where there are such (tiles.h).
 //
 // The query heads that share a kv head, of all tokens of a sequence, are the queries of that head:
 //
@@ -22,6 +32,7 @@
 #pragma once
 
 #include "../native/rows.h"
+#include "tiles.h"
 #include "wide.h"
 
 namespace octavo {
@@ -29,18 +40,22 @@ namespace OCTAVO_ISA {
 
 constexpr int64_t kWidenFromQueries = 12;
 
-// Scores of all queries with the piece's tokens.
+// Scores of all queries with the piece's tokens. Blocks lie anywhere in memory: what is next is asked for meanwhile, and
+// values after the last keys, which take as many bytes.
 template <int L, class T>
 inline void scores(const Item<T>& item) {
-  const int64_t size = item.s.block_size;
-  for (int64_t token = item.begin; token < item.end; token += kTileVectors * L) {
-    const T* columns[kTileVectors];
+  const int64_t size = item.s.block_size, together = kTileVectors * L, last = (item.end - 1) / L * L;
+  for (int64_t token = item.begin; token < item.end; token += together) {
+    const T *columns[kTileVectors], *ahead[kTileVectors];
     for (int v = 0; v < kTileVectors; v++) {
       // A vector behind the context's end is the last one again; nobody sees its scores.
-      const int64_t at = smaller(token + v * L, (item.end - 1) / L * L);
-      columns[v] = item.keys + item.block(at / size) + at % size;
+      columns[v] = item.keys_from(smaller(token + v * L, last));
+      ahead[v] = token + together < item.end
+                     ? item.keys_from(smaller(token + together + v * L, last))
+                     : item.keys_from(smaller(item.begin + v * L, last)) - item.keys + item.values;
     }
-    in_tiles<kMostRows, 3, 1>(item.queries, ScoreTile<L, T, T>{item, token - item.begin, columns, size});
+    const int64_t stride = is_paired<T> ? 2 * size : size;
+    in_tiles<kMostRows, 3, 1>(item.queries, ScoreTile<L, T, T>{item, token - item.begin, columns, stride, ahead});
   }
 }
 
@@ -56,11 +71,15 @@ struct ValueTile {
     sums.clear();
     for (int64_t first = 0; first < seen; first += size) {
       const float* a[M];
-      const T* b[V];
+      const T *b[V], *ahead[V];
       for (int m = 0; m < M; m++) a[m] = item.scores + (query + m) * kScoresStride + first;
-      for (int v = 0; v < V; v++)
-        b[v] = item.values + item.block((item.begin + first) / size) + dimension + v * L;
-      sums.add(a, b, dim, smaller(size, seen - first));
+      const int64_t later = smaller(item.begin + first + kAskedAhead, item.end - 1);
+      for (int v = 0; v < V; v++) {
+        const int64_t place = value_place<T>(item.s, 0, dimension + v * L);
+        b[v] = item.values + item.block((item.begin + first) / size) + place;
+        ahead[v] = item.values + item.block(later / size) + place;
+      }
+      sums.add(a, b, is_paired<T> ? 2 * dim : dim, smaller(size, seen - first), ahead);
     }
     for (int m = 0; m < M; m++)
       for (int v = 0; v < V; v++) store<L>(item.share(query + m) + dimension + v * L, sums.of[m][v]);
@@ -90,23 +109,26 @@ inline void attend(const Item<T>& item) {
     results<kLanes>(item);
 }
 
-// A thread's memory for an item.
+// A thread, and its memory for an item.
 struct ItemRoom {
-  float *scores, *scales, *shares, *later, *wide;
+  Threads& threads;
+  int thread;
+  float *scores, *scales, *shares, *later, *of_form;
 };
 
 inline int64_t attention_scratch(const Attention& s) {
   const int64_t shares = 2 * kQueriesOfItem * share_numbers(s);
-  return (kQueriesOfItem * kScoresStride + 2 * kPiece + shares + wide_numbers(s)) * (int64_t)sizeof(float);
+  const int64_t of_form = larger(wide_numbers(s), tile_numbers(s));
+  return (kQueriesOfItem * kScoresStride + 2 * kPiece + shares + of_form) * (int64_t)sizeof(float);
 }
 
-inline ItemRoom item_room(const Attention& s, float* memory) {
-  ItemRoom room;
-  room.scores = memory;
+inline ItemRoom item_room(const Attention& s, Threads& threads, int thread) {
+  ItemRoom room{threads, thread};
+  room.scores = threads.scratch(thread);
   room.scales = room.scores + kQueriesOfItem * kScoresStride;
   room.shares = room.scales + 2 * kPiece;
   room.later = room.shares + kQueriesOfItem * share_numbers(s);
-  room.wide = room.later + kQueriesOfItem * share_numbers(s);
+  room.of_form = room.later + kQueriesOfItem * share_numbers(s);
   return room;
 }
 
@@ -162,10 +184,12 @@ inline void attend_piece(Item<T>& item, int64_t begin, float* shares, const Item
   item.end = smaller(begin + kPiece, item.longest());
   item.shares = shares;
   if constexpr (is_scaled<T>) gather_scales(item);
-  if (item.queries < kWidenFromQueries)
+  if constexpr (has_tiles<T>)
+    attend_tiles(item, room.threads, room.thread, room.of_form);
+  else if (item.queries < kWidenFromQueries)
     attend(item);
   else
-    attend_wide(item, room.wide);
+    attend_wide(item, room.of_form);
 }
 
 template <class T>
@@ -224,7 +248,7 @@ inline void attention_typed(Threads& threads, const Attention& s, const Batch& b
       item.out[i] = out + ((row + token) * s.heads + query_head) * s.head_dim;
       item.visible[i] = b.context_lens[sequence] - b.query_lens[sequence] + token + 1;
     }
-    const ItemRoom own = item_room(s, threads.scratch(thread));
+    const ItemRoom own = item_room(s, threads, thread);
     item.scores = own.scores;
     item.key_scales = own.scales;
     item.value_scales = own.scales + kPiece;

@@ -19,18 +19,26 @@ template <int W, class T>
 inline void widen_keys(const Item<T>& item, float* wide) {
   const int64_t size = item.s.block_size, dim = item.s.head_dim;
   for (int64_t token = item.begin; token < item.end; token += W) {
-    const T* from = item.keys + item.block(token / size) + token % size;
+    const T* from = item.keys_from(token);
     float* to = wide + (token - item.begin) / kLanes * kLanes * dim + token % kLanes;
-    for (int64_t i = 0; i < dim; i++) store<W>(to + i * kLanes, load<W>(from + i * size));
+    if constexpr (is_paired<T>)
+      for (int64_t i = 0; i < dim; i += 2) widen_pairs<W>(from + i * size, to + i * kLanes, kLanes);
+    else
+      for (int64_t i = 0; i < dim; i++) store<W>(to + i * kLanes, load<W>(from + i * size));
   }
 }
 
-template <class T>
+// L numbers at a time; a row has a multiple of as many.
+template <int L, class T>
 inline void widen_values(const Item<T>& item, float* wide) {
-  const int64_t size = item.s.block_size, numbers = size * item.s.head_dim;
+  const int64_t size = item.s.block_size, dim = item.s.head_dim, numbers = size * dim;
   for (int64_t token = item.begin; token < item.end; token += size, wide += numbers) {
     const T* from = item.values + item.block(token / size);
-    for (int64_t i = 0; i < numbers; i += kLanes) store<kLanes>(wide + i, load<kLanes>(from + i));
+    if constexpr (is_paired<T>)
+      for (int64_t row = 0; row < size; row += 2)
+        for (int64_t i = 0; i < dim; i += L) widen_pairs<L>(from + row * dim + 2 * i, wide + row * dim + i, dim);
+    else
+      for (int64_t i = 0; i < numbers; i += L) store<L>(wide + i, load<L>(from + i));
   }
 }
 
@@ -47,7 +55,7 @@ inline void wide_scores(const Item<T>& item, float* wide) {
       // A vector behind the context's end is the last one again; nobody sees its scores.
       columns[v] = wide + smaller(first + v * kLanes, (count - 1) / kLanes * kLanes) * dim;
     }
-    in_tiles<kMostRows, 3, 1>(item.queries, ScoreTile<kLanes, T, float>{item, first, columns, kLanes});
+    in_tiles<kMostRows, 3, 1>(item.queries, ScoreTile<kLanes, T, float>{item, first, columns, kLanes, nullptr});
   }
 }
 
@@ -75,7 +83,7 @@ struct WideValueTile {
 
 template <int L, class T>
 inline void wide_results(const Item<T>& item, float* wide) {
-  widen_values(item, wide);
+  widen_values<L>(item, wide);
   int64_t dimension = 0;
   for (; dimension + kTileVectors * L <= item.s.head_dim; dimension += kTileVectors * L)
     in_tiles<kMostRows, 3, 1>(item.queries, WideValueTile<L, kTileVectors, T>{item, wide, dimension});

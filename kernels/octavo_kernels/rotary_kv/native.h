@@ -17,15 +17,16 @@ inline void rotate(const float* x, const float* cos, const float* sin, float fac
   }
 }
 
-// x: [dim], to `to`, each number `stride` behind the one before.
-template <class T>
-inline void write_row(const float* x, int64_t dim, T* to, int64_t stride, T*) {
-  for (int64_t i = 0; i < dim; i++) narrow(x[i], to + i * stride);
+// x: [dim], to `to`, each number at its place(dimension).
+template <class T, class Place>
+inline void write_row(const float* x, int64_t dim, T* to, const Place& place, T*) {
+  for (int64_t i = 0; i < dim; i++) narrow(x[i], to + place(i));
 }
 
 // As whole numbers of -127 to 127, to which x is rounded, and their scale. A row with a number that is not finite has a
 // scale of NaN.
-inline void write_row(float* x, int64_t dim, Int8* to, int64_t stride, Int8* scale) {
+template <class Place>
+inline void write_row(float* x, int64_t dim, Int8* to, const Place& place, Int8* scale) {
   float largest = 0;
   bool finite = true;
   for (int64_t i = 0; i < dim; i++) {
@@ -39,7 +40,7 @@ inline void write_row(float* x, int64_t dim, Int8* to, int64_t stride, Int8* sca
     const float steps = step > 0 ? rintf(x[i] / step) : 0;
     x[i] = steps > 127 ? 127 : steps < -127 ? -127 : steps;
   }
-  for (int64_t i = 0; i < dim; i++) to[i * stride].value = (int8_t)x[i];
+  for (int64_t i = 0; i < dim; i++) to[place(i)].value = (int8_t)x[i];
 }
 
 // qkv: [heads + 2 kv heads, head_dim]; all of it may be overwritten; the queries are rotated in place and multiplied by the
@@ -62,8 +63,8 @@ inline void rotary_kv(const Attention& s, float* qkv, const float* q_norm, const
     T* k_head = keys + block + head * numbers;
     T* v_head = values + block + head * numbers;
     const int64_t scale = dim * size + place * (numbers / size - dim);  // nothing lies there but in eight bits
-    write_row(k, dim, k_head + place, size, k_head + scale);
-    write_row(v, dim, v_head + place * dim, 1, v_head + scale);
+    write_row(k, dim, k_head, [&](int64_t i) { return key_place<T>(s, place, i); }, k_head + scale);
+    write_row(v, dim, v_head, [&](int64_t i) { return value_place<T>(s, place, i); }, v_head + scale);
   }
 }
 
