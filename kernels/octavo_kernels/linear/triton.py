@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import triton
 
+from octavo_kernels.aligned import aligned_rows, memory_width
 from octavo_kernels.gpu import TARGETS, Configuration, Shipped, launch
 from octavo_kernels.linear.gpu_kernels import groups_kernel, int8_kernel, quantise_kernel, sum_kernel
 from octavo_kernels.linear.invariant import linear_invariant, shipped_invariant
@@ -24,7 +25,7 @@ def linear_w8a16(
     x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """See octavo_kernels.linear."""
-    return _int8(x, None, weight, scales, bias, x.dtype)
+    return _int8(x, None, weight, scales, bias, aligned_rows(len(x), len(weight), x))
 
 
 def linear_w8a8(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -39,7 +40,7 @@ def linear_w8a8(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bia
     quants = torch.empty((rows, width), dtype=torch.int8, device=x.device)
     x_scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     launch(quantise_kernel, (rows,), quantise_configuration(width), x, quants, x_scales, x.stride(0))
-    return _int8(quants, x_scales, weight, scales, bias, x.dtype)
+    return _int8(quants, x_scales, weight, scales, bias, aligned_rows(rows, len(weight), x))
 
 
 def linear_w4a16(
@@ -51,7 +52,7 @@ def linear_w4a16(
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     chosen = configuration("w4a16", rows, width, outputs, upcast=_upcast(x))
-    return _product(groups_kernel, chosen, [x, weight, groups], bias, rows, outputs, x.dtype, x.stride(0))
+    return _product(groups_kernel, chosen, [x, weight, groups], bias, aligned_rows(rows, outputs, x), x.stride(0))
 
 
 def _int8(
@@ -60,7 +61,7 @@ def _int8(
     weight: torch.Tensor,
     scales: torch.Tensor,
     bias: torch.Tensor | None,
-    dtype: torch.dtype,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     rows, width = x.shape
     outputs = weight.shape[0]
@@ -68,7 +69,7 @@ def _int8(
     assert weight.is_contiguous()
     form = "w8a16" if x_scales is None else "w8a8"
     chosen = configuration(form, rows, width, outputs, upcast=_upcast(x))
-    return _product(int8_kernel, chosen, [x, x_scales, weight, scales], bias, rows, outputs, dtype, x.stride(0))
+    return _product(int8_kernel, chosen, [x, x_scales, weight, scales], bias, out, x.stride(0))
 
 
 def _product(
@@ -76,21 +77,18 @@ def _product(
     chosen: Configuration,
     operands: list[torch.Tensor | None],
     bias: torch.Tensor | None,
-    rows: int,
-    outputs: int,
-    dtype: torch.dtype,
+    out: torch.Tensor,
     x_stride: int,
 ) -> torch.Tensor:
-    """Launches a product, and the sum of its parts where there are several."""
-    device = operands[0].device  # type: ignore[union-attr]
+    """Launches a product into aligned rows, and the sum of its parts where there are several."""
+    rows, outputs = out.shape
     splits = chosen.constexprs["SPLITS"]
     grid = (
         triton.cdiv(rows, chosen.constexprs["BLOCK_ROWS"]),
         triton.cdiv(outputs, chosen.constexprs["BLOCK_OUT"]),
         splits,
     )
-    out = torch.empty((rows, outputs), dtype=dtype, device=device)
-    parts = out if splits == 1 else torch.empty((splits, rows, outputs), dtype=torch.float32, device=device)
+    parts = out if splits == 1 else out.new_empty((splits, rows, memory_width(outputs)), dtype=torch.float32)
     launch(kernel, grid, chosen, *operands, bias, parts, rows, x_stride)
     if splits > 1:
         summing = sum_configuration(outputs, splits)

@@ -13,6 +13,7 @@ from octavo_kernels.paged_attention import PagedBatch, prepare
 from octavo_kernels.rms_norm import add_rms_norm, rms_norm
 from octavo_runtime.layers.attention import Attention, AttentionStep
 from octavo_runtime.layers.embedding import AnyEmbedding, Embedding, GroupedEmbedding
+from octavo_runtime.layers.head import Head
 from octavo_runtime.layers.linear import AnyLinear, GroupedLinear, Int8Linear, InvariantLinear, Linear
 from octavo_runtime.layers.mlp import GatedMLP
 from octavo_runtime.layers.rotary import RotaryTable
@@ -57,7 +58,7 @@ class Decoder:
         self._eps = spec.rms_norm_eps
         self._norm = parameters["norm"]
         self._embedding = _embedding(parameters)
-        self._head = _linear(parameters, plain, "head", "head", vocab_size)
+        self._head = _linear(parameters, InvariantLinear if batch_invariant else Head, "head", "head", vocab_size)
         cos, sin = map(to_tensor, rotary_table(spec.rope, spec.head_dim, max_model_len))
         self._rotary = RotaryTable(
             cos,
