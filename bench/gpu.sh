@@ -36,4 +36,11 @@ for module in torch triton numpy safetensors msgspec; do
     exit 2
   fi
 done
+# Triton compiles into a folder, which a home that is not there or read-only cannot hold.
+cache=${TRITON_CACHE_DIR:-${TRITON_HOME:-${HOME:-/nowhere}}/.triton/cache}
+if ! { mkdir -p "$cache" && [ -w "$cache" ]; } 2>/dev/null; then
+  TRITON_CACHE_DIR=$(mktemp -d -t octavo-triton-XXXXXX)
+  export TRITON_CACHE_DIR
+  echo "bench/gpu.sh: $cache cannot be written; Triton compiles into $TRITON_CACHE_DIR" >&2
+fi
 exec "$python" -m bench.gpu "$@"

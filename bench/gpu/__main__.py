@@ -22,6 +22,8 @@ from bench.report import report, say
 
 _SECONDS = {"numerics": 150, "kernels": 110, "engine": 110, "quantised": 45, "host": 60}
 """The parts, and the time that each may take on a GPU."""
+_SHARES = {"numerics": ("bf16", "fp16")}
+"""Of a part that compiles for longer than it computes: processes that run at once."""
 _DRY_SECONDS = 300
 
 _TARGETS = {
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = [part for part in _SECONDS if part in (arguments.parts or _SECONDS)]
     with tempfile.TemporaryDirectory(prefix="octavo-gpu-") as folder:
         states = {part: _run(part, Path(folder), dry=arguments.dry_run) for part in parts}
-        found = {part: read(Path(folder) / f"{part}.json") for part in parts}
+        found = {name: read(Path(folder) / f"{name}.json") for part in parts for name in _processes(part)}
     return _conclude(states, found, dry=arguments.dry_run)
 
 
@@ -78,6 +80,11 @@ def _unusable() -> str | None:
     return unsupported_gpu(torch.cuda.get_device_capability())
 
 
+def _processes(part: str) -> list[str]:
+    """The names of a part's processes."""
+    return [f"{part}-{share}" for share in _SHARES.get(part, ())] or [part]
+
+
 def _run(part: str, folder: Path, *, dry: bool) -> str:
     """Runs a part; "ok", or what became of it."""
     limit = _DRY_SECONDS if dry else _SECONDS[part]
@@ -86,14 +93,22 @@ def _run(part: str, folder: Path, *, dry: bool) -> str:
     if dry:
         # Threads of torch would wait for one another on a machine that has other work.
         environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "bench.gpu.part", part, str(folder), *(["--dry-run"] if dry else [])]
     began = time.monotonic()
+    more = ["--dry-run"] if dry else []
+    processes = [
+        subprocess.Popen([sys.executable, "-m", "bench.gpu.part", name, str(folder), *more], env=environment)
+        for name in _processes(part)
+    ]
     try:
-        ended = subprocess.run(command, env=environment, timeout=limit, check=False)
+        codes = [process.wait(max(0, began + limit - time.monotonic())) for process in processes]
     except subprocess.TimeoutExpired:
         return f"stopped after {limit} s"
+    finally:
+        for process in processes:
+            process.kill()  # nothing where it has ended
+            process.wait()
     say(f"{part}: {time.monotonic() - began:.0f} s")
-    return "ok" if ended.returncode == 0 else f"ended with exit code {ended.returncode}"
+    return next((f"ended with exit code {code}" for code in codes if code), "ok")
 
 
 def _conclude(states: dict[str, str], found: dict[str, dict[str, Any]], *, dry: bool) -> int:

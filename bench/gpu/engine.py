@@ -209,6 +209,7 @@ def run_engine(machine: Machine, results: Results, folder: Path) -> None:
 
 def run_quantised(machine: Machine, results: Results, folder: Path) -> None:
     """Streams of one length with weights in eight bits."""
+    results.limit(machine.limits())  # while there is memory for them
     engine = _load(machine, results, folder, quantization="w8a16")
     for streams in STREAMS[:1] if machine.dry else STREAMS:
         requests = _streams(machine, streams)

@@ -12,6 +12,7 @@ from bench.gpu.machine import Machine
 from bench.gpu.results import Results
 from octavo_kernels.block_copy import triton as block_copy
 from octavo_kernels.gated_activation import triton as gated_activation
+from octavo_kernels.gpu import KernelFailed
 from octavo_kernels.linear import triton as linear
 from octavo_kernels.paged_attention import PagedBatch
 from octavo_kernels.paged_attention import triton as attention
@@ -57,7 +58,14 @@ def run(machine: Machine, results: Results) -> None:
     """Measures the limits, then each case."""
     results.limit(machine.limits() | {"link_gb_s": machine.link / 1e9})
     for case in _cases(machine):
-        seconds = machine.seconds(case.works)
+        results.fact("case", case.name)  # the last one, should the device or the time end all
+        try:
+            seconds = machine.seconds(case.works)
+        except KernelFailed as failed:
+            results.fault(f"{case.name}: {failed.reason}")
+            if failed.by_device:
+                raise
+            continue
         if case.bytes:
             limit = machine.link if case.link else machine.bandwidth
             rate = case.bytes / seconds

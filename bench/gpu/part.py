@@ -28,11 +28,21 @@ def main() -> None:
     machine, folder = Machine(dry=arguments.dry_run), arguments.folder
     results = Results(folder / f"{arguments.name}.json")
     results.fact("gpu", machine.facts())
-    match arguments.name:
-        case "numerics":
+    try:
+        _run(arguments.name, machine, results, folder)
+    except Exception as error:
+        results.fault(f"{arguments.name} ended with {type(error).__name__}: {error}")
+        raise
+    if machine.dry and (others := sorted(_third_party() - _NEEDED)):
+        results.fault(f"{arguments.name} imports what docs/gpu.md does not name: {', '.join(others)}")
+
+
+def _run(name: str, machine: Machine, results: Results, folder: Path) -> None:
+    match name:
+        case "numerics-bf16" | "numerics-fp16":
             from bench.gpu import numerics
 
-            numerics.run(machine, results)
+            numerics.run(machine, results, name.removeprefix("numerics-"))
         case "kernels":
             from bench.gpu import kernels
 
@@ -41,11 +51,9 @@ def main() -> None:
             from bench.gpu import engine
 
             run = {"engine": engine.run_engine, "quantised": engine.run_quantised, "host": engine.run_host}
-            run[arguments.name](machine, results, folder)
+            run[name](machine, results, folder)
         case _:
-            sys.exit(f"there is no part {arguments.name}")
-    if machine.dry and (others := sorted(_third_party() - _NEEDED)):
-        results.fault(f"{arguments.name} imports what docs/gpu.md does not name: {', '.join(others)}")
+            sys.exit(f"there is no part {name}")
 
 
 def _third_party() -> set[str]:

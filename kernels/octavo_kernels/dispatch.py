@@ -16,9 +16,11 @@ import importlib.util
 import os
 from types import ModuleType
 
-__all__ = ["ENVIRONMENT_VARIABLE", "KernelFailed", "forced_form", "form"]
+__all__ = ["ENVIRONMENT_VARIABLE", "WITHOUT_KERNELS", "KernelFailed", "forced_form", "form"]
 
 ENVIRONMENT_VARIABLE = "OCTAVO_KERNELS"
+WITHOUT_KERNELS = f"{ENVIRONMENT_VARIABLE}=reference runs without GPU kernels of our own, on torch, slowly."
+"""What to do about a kernel that cannot run."""
 
 # Device type to the forms that run there, best first.
 _FORMS: dict[str, tuple[str, ...]] = {"cpu": ("native", "cpu", "reference"), "cuda": ("triton", "reference")}
@@ -27,7 +29,24 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 
 class KernelFailed(RuntimeError):
-    """A kernel does not compile for this GPU, or wants more of it than there is; the message names the kernel."""
+    """A kernel does not compile for this GPU, wants more of it than there is, or was not started.
+
+    The message is the reason and the way round it: nothing else runs in a kernel's place by itself.
+
+    Args:
+        reason: Names the kernel and what it was compiled with.
+        by_device: Whether it is the device that reports an error. It does so late, and what it reports can be of a
+            kernel that ran before; nothing runs on it any more in this process.
+
+    Attributes:
+        reason: See above.
+        by_device: See above.
+    """
+
+    def __init__(self, reason: str, *, by_device: bool = False) -> None:
+        super().__init__(f"{reason}\n{WITHOUT_KERNELS}")
+        self.reason = reason
+        self.by_device = by_device
 
 
 def forced_form(device_type: str) -> str | None:

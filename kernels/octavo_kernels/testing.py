@@ -17,6 +17,7 @@ __all__ = [
     "random_groups",
     "relative_error",
     "scales_behind_blocks",
+    "scales_behind_rows",
 ]
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -93,6 +94,18 @@ def scales_behind_blocks(cache: torch.Tensor) -> torch.Tensor:
     blocks, dim = cache.shape[0], head_dim_of(cache)
     scales = cache[..., dim:].transpose(1, 2)
     return torch.cat((cache[..., :dim].reshape(blocks, -1), scales.reshape(blocks, -1)), dim=1).view(cache.shape)
+
+
+def scales_behind_rows(cache: torch.Tensor) -> torch.Tensor:
+    """The way back from `scales_behind_blocks`."""
+    blocks, size, heads, row = cache.shape
+    dim = head_dim_of(cache)
+    if dim == row:
+        return cache
+    flat = cache.reshape(blocks, -1)
+    numbers = flat[:, : size * heads * dim].reshape(blocks, size, heads, dim)
+    scales = flat[:, size * heads * dim :].reshape(blocks, heads, size, row - dim).transpose(1, 2)
+    return torch.cat((numbers, scales), dim=-1)
 
 
 class Guards:

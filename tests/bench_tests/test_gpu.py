@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -73,6 +72,19 @@ def test_script_without_a_package(tmp_path: Path) -> None:
     assert "/its/python has no triton" in ended.stderr
 
 
+def test_script_without_a_home(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$*" in *bench.gpu*) echo "$TRITON_CACHE_DIR";; esac\n')
+    python.chmod(0o755)
+    script = Path(program.__file__).parents[1] / "gpu.sh"
+    (tmp_path / "file").touch()
+    for home, chosen in ((tmp_path, ""), (tmp_path / "file", str(tmp_path / "octavo-triton-"))):
+        environment = {"PATH": os.environ["PATH"], "PYTHON": str(python), "HOME": str(home), "TMPDIR": str(tmp_path)}
+        ended = subprocess.run([str(script)], env=environment, capture_output=True, text=True, check=True)
+        assert ended.stdout.strip().startswith(chosen)
+        assert bool(chosen) == ("cannot be written" in ended.stderr)
+
+
 def test_main_unknown_part(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         program.main(["kernel", "--dry-run"])
@@ -85,28 +97,43 @@ def test_main_keeps_what_parts_found_until_they_failed(
 ) -> None:
     started: list[str] = []
 
-    def run(command: list[str], *, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
-        if command[0] == "git":
-            return subprocess.CompletedProcess(command, 0, stdout="abc")
-        name, folder = command[3], Path(command[4])
-        started.append(name)
-        assert options["env"]["TRITON_INTERPRET"] == "1"
-        if name == "engine":
-            return subprocess.CompletedProcess(command, -11)
-        results = Results(folder / f"{name}.json")
-        if name == "numerics":
-            results.add({"rms_norm_96_bf16_error": 0.001})
-            raise subprocess.TimeoutExpired(command, timeout)
-        results.add({"host_us_1": 151, "graphs_equal_tokens_1": 1.0})
-        return subprocess.CompletedProcess(command, 0)
+    class Process:
+        """A part's: engine crashes, one of numerics never ends, the others find something."""
 
-    monkeypatch.setattr(subprocess, "run", lambda command, **options: run(command, **({"timeout": 0} | options)))
+        def __init__(self, command: list[str], *, env: dict[str, str]) -> None:
+            self.name, folder = command[3], Path(command[4])
+            started.append(self.name)
+            assert env["TRITON_INTERPRET"] == "1"
+            if self.name == "engine":
+                return
+            results = Results(folder / f"{self.name}.json")
+            if self.name == "host":
+                results.add({"host_us_1": 151, "graphs_equal_tokens_1": 1.0})
+            else:
+                results.add({f"{self.name}_error": 0.001})
+
+        def wait(self, timeout: float | None = None) -> int:
+            if self.name == "numerics-fp16" and timeout is not None:
+                raise subprocess.TimeoutExpired(self.name, timeout)
+            return -11 if self.name == "engine" else 0
+
+        def kill(self) -> None:
+            ended.append(self.name)
+
+    ended: list[str] = []
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, stdout="abc"))
     monkeypatch.setenv("OUT", str(tmp_path))
     assert program.main(["host", "engine", "numerics", "--dry-run"]) == 1
-    assert started == ["numerics", "engine", "host"]
+    assert started == ended == ["numerics-bf16", "numerics-fp16", "engine", "host"]
     found = json.loads((tmp_path / "gpu-dry-run.json").read_text())
     assert found == json.loads(capsys.readouterr().out)
-    assert found["figures"] == {"rms_norm_96_bf16_error": 0.001, "host_us_1": 151, "graphs_equal_tokens_1": 1}
+    assert found["figures"] == {
+        "numerics-bf16_error": 0.001,
+        "numerics-fp16_error": 0.001,
+        "host_us_1": 151,
+        "graphs_equal_tokens_1": 1,
+    }
     assert found["faults"] == ["numerics: stopped after 300 s", "engine: ended with exit code -11"]
     assert found["judged"] == {
         "host_us_1": "host_us_1 151, target ≤ 150: NOT met",

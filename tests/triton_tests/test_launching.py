@@ -4,31 +4,54 @@ from typing import Any
 
 import pytest
 import torch
-from triton.runtime.errors import OutOfResources
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from octavo_kernels.gpu import Configuration, KernelFailed, launch, target_of, unsupported_gpu
 from octavo_kernels.testing import Guards
 
 
-class Uncompilable:
-    """A kernel that wants more than the GPU has."""
+class Failing:
+    """A kernel whose launch ends with an error."""
 
     __name__ = "attention_kernel"
 
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def run(**_constexprs_and_options: object) -> None:
-            raise OutOfResources(300_000, 232_448, "shared memory")
+            raise self._error
 
         return run
 
 
-def test_launch_names_a_kernel_that_does_not_compile() -> None:
-    with pytest.raises(KernelFailed, match=r"attention_kernel does not compile .*'TILE': 64.* 4 warps .* 232448"):
-        launch(Uncompilable(), (1,), Configuration({"TILE": 64}))
+COMPILES = "does not compile for this GPU"
+ERRORS = {
+    "more than the GPU has": (OutOfResources(300_000, 232_448, "shared memory"), COMPILES),
+    "the assembler": (PTXASError("no registers left"), COMPILES),
+    "the cache": (PermissionError(13, "Permission denied", "/.triton"), ".* cannot use its cache .TRITON_CACHE_DIR"),
+    "no C compiler": (RuntimeError("Failed to find C compiler"), "was not started: RuntimeError"),
+    "an argument": (ValueError("Pointer argument cannot be accessed from Triton"), "was not started: ValueError"),
+    "illegal address": (
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+        "was not started; the error is its own or of a kernel before it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("error", "what"), ERRORS.values(), ids=ERRORS.keys())
+def test_launch_names_a_kernel_that_fails(error: Exception, what: str) -> None:
+    with pytest.raises(KernelFailed, match=f"the Triton kernel attention_kernel {what}") as caught:
+        launch(Failing(error), (1,), Configuration({"TILE": 64}))
+    assert "{'TILE': 64}, 4 warps and 2 stages" in caught.value.reason
+    assert caught.value.reason.endswith(str(error))
+    assert "OCTAVO_KERNELS=reference" in str(caught.value)
+    assert caught.value.by_device == ("Triton Error [CUDA]" in str(error))
+    assert caught.value.__cause__ is error
 
 
 def test_launch_of_nothing() -> None:
-    launch(Uncompilable(), (3, 0), Configuration({}))
+    launch(Failing(RuntimeError("it was started")), (3, 0), Configuration({}))
 
 
 @pytest.mark.parametrize(

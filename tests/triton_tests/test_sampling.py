@@ -100,3 +100,16 @@ def test_greedy(generator: torch.Generator, guards: Guards) -> None:
     logits[1, 50:60] = 9.0
     logits[2, 3] = torch.nan
     assert triton.greedy(guards.place(logits)).tolist() == reference.greedy(logits).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sample_rows_in_aligned_memory(dtype: torch.dtype, generator: torch.Generator, guards: Guards) -> None:
+    # As a head leaves them: 101 numbers in each row, and in the memory behind them anything.
+    memory = guards.place(torch.full((6, 112), torch.nan).to(dtype))
+    logits = memory[:, :101]
+    logits.copy_(torch.randn(6, 101, generator=generator))
+    parameters = columns(6, generator, [0.5, 1.0, 0.0])
+    assert triton.sample(logits, *parameters).tolist() == reference.sample(logits, *parameters).tolist()
+    logits[:, 70:] = -torch.inf
+    memory[:, 101:] = 1e9
+    assert triton.sample(logits, *parameters).tolist() == reference.sample(logits, *parameters).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ from octavo_runtime.engine import warm_up
 from octavo_runtime.engine.executor import Progress, load_executor
 from octavo_runtime.engine.testing import RecordingDevice
 from octavo_runtime.engine.torch_executor import TorchExecutor
-from octavo_runtime.errors import DeviceUnavailable
+from octavo_runtime.errors import DeviceLost, DeviceUnavailable
 
 HIDDEN, MLP, DIM, VOCABULARY = 64, 128, 32, 70
 CONFIG = {
@@ -195,3 +196,21 @@ def test_a_kernel_that_does_not_compile(model: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DeviceUnavailable, match="the Triton kernel silu_mul_kernel does not compile") as raised:
         load(model)
     assert "OCTAVO_KERNELS=reference" in raised.value.hint
+
+
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("by_device", [False, True])
+def test_a_kernel_that_is_not_started_ends_the_engine(
+    by_device: bool, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a loaded engine, also in the step after: nothing takes a kernel's place."""
+    executor = load(model)
+
+    def fail(kernel: Any, *_: Any) -> None:
+        raise KernelFailed(f"the Triton kernel {kernel.__name__} was not started", by_device=by_device)
+
+    monkeypatch.setattr("octavo_kernels.gated_activation.triton.launch", fail)
+    for plan in itertools.islice((plan for plan in plans() if plan.sequences), 3):
+        with pytest.raises(DeviceLost if by_device else DeviceUnavailable, match="silu_mul_kernel was not") as raised:
+            executor.execute(plan)
+        assert "OCTAVO_KERNELS=reference" in raised.value.hint

@@ -38,8 +38,10 @@ def copy_blocks(
     if len(source_blocks) != len(target_blocks):
         raise ValueError(f"{len(source_blocks)} blocks to read, {len(target_blocks)} to write")
     device = source.device if source.is_cuda else target.device
-    pairs = torch.tensor([source_blocks, target_blocks], dtype=torch.int64, pin_memory=device.type == "cuda").T
-    copy_pairs(source, target, pairs.contiguous().to(device, non_blocking=True))
+    pairs = torch.tensor(
+        list(zip(source_blocks, target_blocks, strict=True)), dtype=torch.int64, pin_memory=device.type == "cuda"
+    )
+    copy_pairs(source, target, pairs.view(-1, 2).to(device, non_blocking=True))
 
 
 def copy_pairs(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:

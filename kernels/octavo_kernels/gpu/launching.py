@@ -1,4 +1,4 @@
-"""Starts a kernel, and says which one it was when it does not compile."""
+"""Starts a kernel, and says which one it was when that fails."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ __all__ = ["launch", "target_of", "unsupported_gpu"]
 
 
 _MIN_CAPABILITY = (8, 0)
+_OF_DRIVER = "Triton Error [CUDA]"  # how Triton's launcher begins what the driver has told it
 
 
 def unsupported_gpu(capability: tuple[int, int]) -> str | None:
@@ -47,7 +48,7 @@ def launch(kernel: Any, grid: tuple[int, ...], configuration: Configuration, *ar
         arguments: Those that are no constexprs, in order.
 
     Raises:
-        KernelFailed: It does not compile; the message names it.
+        KernelFailed: It does not compile or was not started, whatever the cause; the message names it.
     """
     if 0 in grid:
         return
@@ -59,8 +60,21 @@ def launch(kernel: Any, grid: tuple[int, ...], configuration: Configuration, *ar
             num_stages=configuration.num_stages,
             enable_fp_fusion=True,  # said, since Triton is about to change what it is by default
         )
-    except (CompilationError, OutOfResources, PTXASError) as error:
+    except Exception as error:
+        how = f"{dict(configuration.constexprs)}, {configuration.num_warps} warps and {configuration.num_stages} stages"
+        what, by_device = _what_failed(error)
         raise KernelFailed(
-            f"the Triton kernel {kernel.__name__} does not compile for this GPU with {dict(configuration.constexprs)}, "
-            f"{configuration.num_warps} warps and {configuration.num_stages} stages: {error}"
+            f"the Triton kernel {kernel.__name__} {what}, with {how}: {error}", by_device=by_device
         ) from error
+
+
+def _what_failed(error: Exception) -> tuple[str, bool]:
+    """In words, and whether it is the device that says so."""
+    match error:
+        case CompilationError() | PTXASError() | OutOfResources():
+            return "does not compile for this GPU", False
+        case OSError():  # not the launch's own: that has nothing to do with files
+            return "was not compiled, since Triton cannot use its cache (TRITON_CACHE_DIR chooses another)", False
+        case RuntimeError() if str(error).startswith(_OF_DRIVER):
+            return "was not started; the error is its own or of a kernel before it", True
+    return f"was not started: {type(error).__name__}", False

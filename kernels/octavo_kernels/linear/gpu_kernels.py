@@ -22,11 +22,16 @@ def _rows(x_ptr, rows, inputs, ROWS, x_stride, IN: tl.constexpr):
 
 @triton.jit
 def _store(result, rows, outputs, split, bias_ptr, out_ptr, ROWS, OUT: tl.constexpr, SPLITS: tl.constexpr):
-    """A tile of the result, [outputs, rows], into [SPLITS, ROWS, OUT]; the bias is the last kernel's to add."""
+    """A tile of the result, [outputs, rows], into [SPLITS, ROWS, OUT]; the bias is the last kernel's to add.
+
+    Rows are aligned (octavo_kernels.aligned), and what lies behind them is written as well: a mask that ended at any
+    number would make each store one of a single number.
+    """
+    memory: tl.constexpr = (OUT + 15) // 16 * 16
     if SPLITS == 1 and bias_ptr is not None:
         result += tl.load(bias_ptr + outputs, mask=outputs < OUT, other=0.0).to(tl.float32)[:, None]
-    mask = (rows < ROWS)[None, :] & (outputs < OUT)[:, None]
-    at = (split * ROWS + rows[None, :]).to(tl.int64) * OUT + outputs[:, None]
+    mask = (rows < ROWS)[None, :] & (outputs < memory)[:, None]
+    at = (split * ROWS + rows[None, :]).to(tl.int64) * memory + outputs[:, None]
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -37,7 +42,7 @@ def int8_kernel(
     weight_ptr,  # [OUT, IN], int8
     scales_ptr,  # [OUT], float32
     bias_ptr,  # [OUT], or None
-    out_ptr,  # [SPLITS, ROWS, OUT]
+    out_ptr,  # [SPLITS, ROWS, OUT], in aligned rows
     ROWS,
     x_stride,
     IN: tl.constexpr,
@@ -79,7 +84,7 @@ def groups_kernel(
     weight_ptr,  # [IN / 64, OUT, 32], uint8
     groups_ptr,  # [IN / 32, OUT], int32: two float16, the scale in the lower half and the minimum in the upper one
     bias_ptr,  # [OUT], or None
-    out_ptr,  # [SPLITS, ROWS, OUT]
+    out_ptr,  # [SPLITS, ROWS, OUT], in aligned rows
     ROWS,
     x_stride,
     IN: tl.constexpr,
@@ -120,7 +125,7 @@ def invariant_kernel(
     x_ptr,  # [ROWS, IN]
     weight_ptr,  # [OUT, IN]
     bias_ptr,  # [OUT], or None
-    out_ptr,  # [ROWS, OUT]
+    out_ptr,  # [ROWS, OUT], in aligned rows
     ROWS,
     x_stride,
     IN: tl.constexpr,
@@ -146,24 +151,22 @@ def invariant_kernel(
             weight = weight.to(tl.float32)
             x = x.to(tl.float32)
         sums = tl.dot(weight, x, sums, input_precision="ieee")
-    if bias_ptr is not None:
-        sums += tl.load(bias_ptr + outputs, mask=outputs < OUT, other=0.0).to(tl.float32)[:, None]
-    at = rows[None, :].to(tl.int64) * OUT + outputs[:, None]
-    tl.store(out_ptr + at, sums.to(out_ptr.dtype.element_ty), mask=(rows < ROWS)[None, :] & (outputs < OUT)[:, None])
+    _store(sums, rows, outputs, 0, bias_ptr, out_ptr, ROWS, OUT, 1)
 
 
 @triton.jit(do_not_specialize=["ROWS"])
 def sum_kernel(parts_ptr, bias_ptr, out_ptr, ROWS, OUT: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The parts of one row, [SPLITS, ROWS, OUT], in order, and the bias."""
+    """The parts of one row, [SPLITS, ROWS, OUT] in aligned rows, in order, and the bias."""
     row = tl.program_id(0)
     outputs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = outputs < OUT
+    memory: tl.constexpr = (OUT + 15) // 16 * 16
+    inside = outputs < memory
     total = tl.zeros((BLOCK,), tl.float32)
     for split in tl.static_range(SPLITS):
-        total += tl.load(parts_ptr + (split * ROWS + row).to(tl.int64) * OUT + outputs, mask=inside, other=0.0)
+        total += tl.load(parts_ptr + (split * ROWS + row).to(tl.int64) * memory + outputs, mask=inside, other=0.0)
     if bias_ptr is not None:
-        total += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row.to(tl.int64) * OUT + outputs, total.to(out_ptr.dtype.element_ty), mask=inside)
+        total += tl.load(bias_ptr + outputs, mask=outputs < OUT, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row.to(tl.int64) * memory + outputs, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import triton
 
+from octavo_kernels.aligned import aligned_rows
 from octavo_kernels.gpu import TARGETS, Configuration, Shipped, launch
 from octavo_kernels.linear.gpu_kernels import invariant_kernel
 
@@ -25,7 +26,7 @@ def linear_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
         bias: [out], or None.
 
     Returns:
-        [tokens, out], in x's type.
+        [tokens, out], in x's type and in aligned rows (octavo_kernels.aligned).
 
     Raises:
         KernelFailed: The kernel does not compile for this GPU.
@@ -36,7 +37,7 @@ def linear_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     assert weight.is_contiguous()
     upcast = x.device.type == "cpu" and x.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
     chosen = configuration(width, outputs, upcast=upcast)
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    out = aligned_rows(rows, outputs, x)
     grid = triton.cdiv(rows, chosen.constexprs["BLOCK_ROWS"]), triton.cdiv(outputs, chosen.constexprs["BLOCK_OUT"])
     launch(invariant_kernel, grid, chosen, x, weight, bias, out, rows, x.stride(0))
     return out

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton
 
+from octavo_kernels.aligned import aligned_rows, memory_width
 from octavo_kernels.gpu import TARGETS, Configuration, Shipped, launch
 from octavo_kernels.linear.gpu_kernels import groups_kernel, int8_kernel, quantise_kernel, sum_kernel
 from octavo_kernels.linear.invariant import linear_invariant, shipped_invariant
@@ -33,7 +34,7 @@ def linear_w8a16(
 ) -> torch.Tensor:
     """See octavo_kernels.linear."""
     chosen = configuration("w8a16", len(x), x.shape[1], len(weight), upcast=_upcast(x))
-    return _int8(chosen, x, None, weight, scales, bias, x.dtype)
+    return _int8(chosen, x, None, weight, scales, bias, aligned_rows(len(x), len(weight), x))
 
 
 def linear_w8a8(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -43,7 +44,7 @@ def linear_w8a8(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bia
         ValueError: x is too wide.
     """
     chosen = configuration("w8a8", len(x), x.shape[1], len(weight))
-    return _int8(chosen, *_rounded(x), weight, scales, bias, x.dtype)
+    return _int8(chosen, *_rounded(x), weight, scales, bias, aligned_rows(len(x), len(weight), x))
 
 
 def linear_w8a8_invariant(
@@ -54,7 +55,8 @@ def linear_w8a8_invariant(
     Raises:
         ValueError: x is too wide.
     """
-    return _int8(invariant_configuration(x.shape[1], len(weight)), *_rounded(x), weight, scales, bias, x.dtype)
+    chosen = invariant_configuration(x.shape[1], len(weight))
+    return _int8(chosen, *_rounded(x), weight, scales, bias, aligned_rows(len(x), len(weight), x))
 
 
 def linear_w4a16(
@@ -66,7 +68,7 @@ def linear_w4a16(
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     chosen = configuration("w4a16", rows, width, outputs, upcast=_upcast(x))
-    return _product(groups_kernel, chosen, [x, weight, groups], bias, rows, outputs, x.dtype, x.stride(0))
+    return _product(groups_kernel, chosen, [x, weight, groups], bias, aligned_rows(rows, outputs, x), x.stride(0))
 
 
 def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,12 +90,11 @@ def _int8(
     weight: torch.Tensor,
     scales: torch.Tensor,
     bias: torch.Tensor | None,
-    dtype: torch.dtype,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     assert x.stride(1) == 1
     assert weight.is_contiguous()
-    operands = [x, x_scales, weight, scales]
-    return _product(int8_kernel, chosen, operands, bias, len(x), len(weight), dtype, x.stride(0))
+    return _product(int8_kernel, chosen, [x, x_scales, weight, scales], bias, out, x.stride(0))
 
 
 def _product(
@@ -101,21 +102,18 @@ def _product(
     chosen: Configuration,
     operands: list[torch.Tensor | None],
     bias: torch.Tensor | None,
-    rows: int,
-    outputs: int,
-    dtype: torch.dtype,
+    out: torch.Tensor,
     x_stride: int,
 ) -> torch.Tensor:
-    """Launches a product, and the sum of its parts where there are several."""
-    device = operands[0].device  # type: ignore[union-attr]
+    """Launches a product into aligned rows, and the sum of its parts where there are several."""
+    rows, outputs = out.shape
     splits = chosen.constexprs["SPLITS"]
     grid = (
         triton.cdiv(rows, chosen.constexprs["BLOCK_ROWS"]),
         triton.cdiv(outputs, chosen.constexprs["BLOCK_OUT"]),
         splits,
     )
-    out = torch.empty((rows, outputs), dtype=dtype, device=device)
-    parts = out if splits == 1 else torch.empty((splits, rows, outputs), dtype=torch.float32, device=device)
+    parts = out if splits == 1 else out.new_empty((splits, rows, memory_width(outputs)), dtype=torch.float32)
     launch(kernel, grid, chosen, *operands, bias, parts, rows, x_stride)
     if splits > 1:
         summing = sum_configuration(outputs, splits)

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo_kernels.aligned import in_aligned_rows
 from octavo_kernels.gpu import Configuration, Shipped, launch
 from octavo_kernels.sampling.reference import MIN_TEMPERATURE, NOT_FINITE, best
 
@@ -13,10 +14,23 @@ __all__ = ["best", "greedy", "sample", "shipped"]
 
 
 @triton.jit
+def _logits(row_ptr, tokens, VOCABULARY: tl.constexpr):
+    """Of these tokens, in float32; -inf behind the vocabulary.
+
+    What is loaded ends where the row's memory does (octavo_kernels.aligned): a mask that ended at any number would make
+    each load one of a single number.
+    """
+    memory: tl.constexpr = (VOCABULARY + 15) // 16 * 16
+    logits = tl.load(row_ptr + tokens, mask=tokens < memory, other=-float("inf")).to(tl.float32)
+    if memory > VOCABULARY:
+        logits = tl.where(tokens < VOCABULARY, logits, -float("inf"))
+    return logits
+
+
+@triton.jit
 def _likelihood(row_ptr, start, largest, temperature, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
     """exp((logit - largest) / temperature) of BLOCK tokens; 0 behind the vocabulary."""
-    tokens = start + tl.arange(0, BLOCK)
-    logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=-float("inf")).to(tl.float32)
+    logits = _logits(row_ptr, start + tl.arange(0, BLOCK), VOCABULARY)
     return tl.exp((logits - largest) / temperature)
 
 
@@ -86,7 +100,7 @@ def sample_kernel(
     lane_nan = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, VOCABULARY, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
-        logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=-float("inf")).to(tl.float32)
+        logits = _logits(row_ptr, tokens, VOCABULARY)
         lane_first = tl.where(logits > lane_largest, tokens, lane_first)
         lane_largest = tl.where(logits > lane_largest, logits, lane_largest)
         lane_nan = tl.where(logits != logits, 1, lane_nan)  # noqa: PLR0124  only NaN differs from itself
@@ -144,6 +158,7 @@ def sample(
     """See octavo_kernels.sampling."""
     rows, vocabulary = logits.shape
     assert logits.stride(1) == 1
+    logits = in_aligned_rows(logits)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     parameters = [column.contiguous() for column in (temperature, top_k, top_p, min_p, uniform)]
     launch(sample_kernel, (rows,), configuration(vocabulary), logits, *parameters, tokens, logits.stride(0))
@@ -171,7 +186,7 @@ def configuration(vocabulary: int) -> Configuration:
 
 
 def shipped() -> list[Shipped]:
-    """Vocabularies of SmolLM2, Llama 3 and Qwen3."""
+    """Vocabularies of SmolLM2, Llama 3 and Qwen3, and what Qwen3's tokenizer knows of its own."""
     return [
         Shipped(
             name=f"{dtype} v{vocabulary}",
@@ -190,7 +205,10 @@ def shipped() -> list[Shipped]:
             divisible=("row_stride",),
             programs=1,
         )
-        for dtype in ("fp32", "bf16", "fp16")
-        for vocabulary in (49152, 128256, 151936)
-        if dtype == "fp32" or vocabulary == 151936
+        for dtype, vocabularies in (
+            ("fp32", (49152, 128256, 151936)),
+            ("bf16", (151936, 151669)),
+            ("fp16", (151936, 151669)),
+        )
+        for vocabulary in vocabularies
     ]

@@ -47,6 +47,10 @@ class GraphDevice(Protocol):
 class CudaDevice:
     """A CUDA GPU. Its graphs share their memory, since only one of them runs at a time.
 
+    All are captured on one stream of its own. cuBLAS has a workspace for each stream that it ever ran on, 32 MiB on
+    Hopper, and graphs hold its address: a stream for each graph would keep as many, and where one stream is shared with
+    graphs of somebody else, torch may free the workspace under ours when those go (pytorch#193402).
+
     Args:
         device: Which.
     """
@@ -54,17 +58,18 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """See GraphDevice. The work is done twice before, so that nothing is compiled or allocated while it is caught."""
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
             work()
             work()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()
         return graph.replay
 
@@ -161,7 +166,7 @@ class DecodeGraphs:
         positions = (context_lens - 1).clamp(min=0).long()
         blocks = self._blocks[:size]
         block = blocks.gather(1, positions[:, None] // self._block_size)[:, 0].long()
-        slots = torch.where(used, block * self._block_size + positions % self._block_size, -1)
+        slots = (block * self._block_size + positions % self._block_size).masked_fill(~used, -1)
         logits = self._decoder.forward_prepared(
             self._token[:size].long(), positions, slots, prepare_rows(blocks, context_lens, self._block_size)
         )

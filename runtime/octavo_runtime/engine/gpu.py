@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, forced_form
+from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, WITHOUT_KERNELS, forced_form
 from octavo_runtime.errors import BadFlags, DeviceUnavailable, UnsupportedModel
 from octavo_runtime.loading.spec import DecoderSpec
 
-__all__ = ["WITHOUT_KERNELS", "require_invariant_kernels", "require_kernels"]
-
-WITHOUT_KERNELS = f"{ENVIRONMENT_VARIABLE}=reference runs without GPU kernels of our own, on torch, slowly."
-"""What to do about a kernel that cannot run."""
+__all__ = ["require_invariant_kernels", "require_kernels"]
 
 
 def require_kernels(spec: DecoderSpec, capability: tuple[int, int], dtype: str, kv_dtype: str) -> None:

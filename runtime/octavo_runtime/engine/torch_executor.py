@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -9,13 +10,14 @@ from dataclasses import replace
 
 import torch
 
-from octavo_kernels.dispatch import KernelFailed, form
+from octavo_kernels.dispatch import form
 from octavo_kernels.native.arrays import to_tensor
 from octavo_runtime.domain import INT8_WEIGHTS, EngineConfig, EngineInfo, SamplingParams, StepPlan, StepResult
 from octavo_runtime.engine.batch import build_batch
 from octavo_runtime.engine.decode_graphs import CudaDevice, DecodeGraphs, GraphDevice
 from octavo_runtime.engine.decode_table import Layout
-from octavo_runtime.engine.gpu import WITHOUT_KERNELS, require_invariant_kernels, require_kernels
+from octavo_runtime.engine.device_errors import device_errors
+from octavo_runtime.engine.gpu import require_invariant_kernels, require_kernels
 from octavo_runtime.engine.gpu_kv_cache import GpuKVPool
 from octavo_runtime.engine.kv_cache import KVPool
 from octavo_runtime.engine.limits import available_memory
@@ -31,7 +33,7 @@ from octavo_runtime.engine.sampler import sample_tokens, sampled_tokens, step_re
 from octavo_runtime.engine.threads import compute_threads
 from octavo_runtime.engine.torch_sampling import TorchSampling
 from octavo_runtime.engine.warm_up import MAX_SEQUENCES, copy_a_block, warm_up
-from octavo_runtime.errors import DeviceLost, DeviceUnavailable
+from octavo_runtime.errors import DeviceUnavailable
 from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY, KVSize, kv_block_bytes, size_kv
 from octavo_runtime.loading.weight_bytes import check_packing, held_bytes, most_bytes
 from octavo_runtime.models.decoder import Decoder
@@ -76,13 +78,15 @@ class TorchExecutor:
 
         Raises:
             DeviceLost: The device failed; the process cannot go on.
-            DeviceUnavailable: A kernel does not compile for this GPU, which the first step tells, while loading.
+            DeviceUnavailable: A kernel does not compile for this GPU or was not started, which the first step tells,
+                while loading.
+            NotEnoughMemoryForKV: The GPU has no memory left for the step.
         """
         began = time.perf_counter()
         if self._thread != threading.get_ident() and self._device.type == "cpu":
             set_threads()  # OpenMP keeps the number for each thread that computes
             self._thread = threading.get_ident()
-        try:
+        with device_errors(f"in a step of {plan.num_tokens} tokens"):
             self.pool.copy(plan.copies)
             if plan.num_blocks is not None:
                 assert isinstance(self.pool, KVPool), "the pool of a GPU keeps its size"
@@ -90,10 +94,6 @@ class TorchExecutor:
             result = self._compute(plan) if plan.sequences else StepResult()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
-        except torch.AcceleratorError as error:
-            raise DeviceLost(f"the GPU failed in a step of {plan.num_tokens} tokens: {error}") from error
-        except KernelFailed as error:
-            raise DeviceUnavailable(str(error), hint=WITHOUT_KERNELS) from error
         self._sampled = sampled_tokens(plan, result)
         return replace(result, seconds=time.perf_counter() - began)
 
@@ -121,6 +121,7 @@ def set_threads() -> None:
     torch.set_num_threads(compute_threads())
 
 
+@device_errors("while the model was loaded")
 def load_torch(
     model: ModelFiles, progress: Progress, graph_device: Callable[[torch.device], GraphDevice] | None = None
 ) -> TorchExecutor:
@@ -136,6 +137,7 @@ def load_torch(
         UnsupportedModel: A weight in groups has a width that no kernel takes.
         BadWeights: A file could not be read.
         DeviceUnavailable: `cuda` without a usable GPU, or the GPU is too old for the kernels.
+        DeviceLost: The GPU failed.
         NotEnoughMemoryForWeights, NotEnoughMemoryForKV: With needed and available bytes.
     """
     config, spec = model.config, model.spec
@@ -214,8 +216,11 @@ def load_torch(
         free = free_memory(device)
         executor = assemble(trial)
         captured = free - free_memory(device) - blocks * trial.block_bytes
-        activations = captured + _peak_memory(executor, longest)
+        scheduler = config.scheduler
+        step = largest_step(executor.info, longest, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+        activations = captured + _peak_memory(executor, step)
         del executor
+        gc.collect()  # graphs that go while others are captured, or replayed, would take what these use
         memory = _gpu_kv_memory(config, device, activations)
     executor = assemble(size_kv(spec, config, model.kv_dtype, memory))
     if compiles:
@@ -283,17 +288,35 @@ def _graphs(
     rows, blocks = config.scheduler.max_num_seqs, -(-max_model_len // config.block_size)
     layout = Layout(-(-rows // 16) * 16, -(-blocks // 16) * 16)
     words = torch.zeros(layout.size, dtype=torch.int32, device=device)
-    try:
+    with device_errors("while decode steps were captured"):
         return DecodeGraphs(
             decoder, capturing(device), words, layout=layout, max_rows=rows, block_size=config.block_size
         )
-    except KernelFailed as error:
-        raise DeviceUnavailable(str(error), hint=WITHOUT_KERNELS) from error
 
 
-def _peak_memory(executor: TorchExecutor, num_tokens: int) -> int:
-    """Bytes that a GPU step of this many tokens takes beside weights and KV cache."""
+def largest_step(info: EngineInfo, longest: int, tokens: int, sequences: int) -> StepPlan:
+    """The step that takes most memory: as many tokens as there can be, of as many sequences that sample.
+
+    Args:
+        info: The executor's, with blocks for one sequence of `longest` tokens: all write to the same ones.
+        longest: Tokens that one sequence can have.
+        tokens: Of all together, if so many sequences can have them.
+        sequences: At most.
+    """
+    count = min(sequences, tokens)
+    left = tokens - count
+    scheduled = []
+    for number in range(count):
+        more = min(left, longest - 1)
+        left -= more
+        (sequence,) = one_sequence(info, 1 + more, 0, SamplingParams(temperature=0, seed=0)).sequences
+        scheduled.append(sequence._replace(number=-1 - number))
+    return StepPlan(tuple(scheduled))
+
+
+def _peak_memory(executor: TorchExecutor, step: StepPlan) -> int:
+    """Bytes that a step on a GPU takes beside weights and KV cache."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    executor.execute(one_sequence(executor.info, num_tokens, 0, SamplingParams(temperature=0, seed=0)))
+    executor.execute(step)
     return torch.cuda.max_memory_allocated() - before

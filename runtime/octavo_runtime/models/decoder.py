@@ -14,6 +14,7 @@ from octavo_kernels.paged_attention import PagedBatch, prepare
 from octavo_kernels.rms_norm import add_rms_norm, rms_norm
 from octavo_runtime.layers.attention import Attention, AttentionStep
 from octavo_runtime.layers.embedding import AnyEmbedding, Embedding, GroupedEmbedding
+from octavo_runtime.layers.head import Head
 from octavo_runtime.layers.linear import AnyLinear, GroupedLinear, Int8Linear, Int8Product, InvariantLinear, Linear
 from octavo_runtime.layers.mlp import GatedMLP
 from octavo_runtime.layers.rotary import RotaryTable
@@ -61,7 +62,8 @@ class Decoder:
         self._eps = spec.rms_norm_eps
         self._norm = parameters["norm"]
         self._embedding = _embedding(parameters)
-        self._head = _linear(parameters, plain, of_int8, "head", "head", vocab_size)
+        stored = InvariantLinear if batch_invariant else Head
+        self._head = _linear(parameters, stored, of_int8, "head", "head", vocab_size)
         cos, sin = map(to_tensor, rotary_table(spec.rope, spec.head_dim, max_model_len))
         self._rotary = RotaryTable(
             cos,
