@@ -323,6 +323,16 @@ def test_plan_command_failure(model: Path, tmp_path: Path, capsys: pytest.Captur
     assert "--kv-cache-memory 2048" in capsys.readouterr().err
 
 
+def test_plan_command_termination_log_that_cannot_be_written(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "no" / "log"
+    assert run(["plan", str(model), "--termination-log", str(log)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"--termination-log: {log} cannot be written: No such file or directory" in told.err
+
+
 def test_plan_command_imports_no_torch(model: Path) -> None:
     script = f"""
 import sys
