@@ -120,6 +120,11 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
         "type 'audio'; this model takes text",
         "messages",
     ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "a content part of type 'text' without text",
+        "messages",
+    ),
     ({"messages": [{"role": "user", "content": None}]}, "got `null`", "messages"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools is not supported", "tools"),
     ({"tool_choice": "required"}, "tool_choice is not supported", "tool_choice"),
