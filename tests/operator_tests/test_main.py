@@ -42,6 +42,12 @@ def test_main_without_a_cluster_ends_with_code_2_and_a_sentence() -> None:
     assert "no way to the cluster" in done.stderr
 
 
+def test_main_kubeconfig_that_does_not_exist() -> None:
+    done = operator("--runtime-image", "image", "--kubeconfig", "/none")
+    assert done.returncode == 2
+    assert "--kubeconfig: there is no file /none" in done.stderr
+
+
 @pytest.mark.parametrize("port", ["1"])
 def test_main_port_that_is_not_allowed(tmp_path: Path, port: str) -> None:
     path = tmp_path / "kubeconfig"

@@ -34,8 +34,9 @@ class Tokenizer:
     def __init__(self, model: Path) -> None:
         path = model / "tokenizer.json"
         if not path.is_file():
+            what = "tokenizer.json in" if model.is_dir() else "directory"
             raise ModelNotFound(
-                f"there is no tokenizer.json in {model}",
+                f"there is no {what} {model}",
                 hint="Give the directory that holds config.json, the safetensors files and tokenizer.json; "
                 "`octavo convert` makes one from a GGUF file.",
             )

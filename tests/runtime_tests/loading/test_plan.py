@@ -185,6 +185,8 @@ def test_plan_model_for_a_gpu_of_this_size(model: Path) -> None:
 def test_plan_model_for_a_gpu_that_is_too_small(model: Path) -> None:
     with pytest.raises(NotEnoughMemoryForWeights, match=f"take {ELEMENTS * 2} bytes.* has {ELEMENTS * 2 - 1} for them"):
         plan_model(model, config(model, device="cuda"), gpu_memory=(1 << 29) + ELEMENTS * 2 - 1)
+    with pytest.raises(NotEnoughMemoryForWeights, match="a GPU of 1048576 has 0 for them"):
+        plan_model(model, config(model, device="cuda"), gpu_memory=1 << 20)
     with pytest.raises(NotEnoughMemoryForKV, match="one block of 16 tokens"):
         plan_model(model, config(model, device="cuda"), gpu_memory=(1 << 29) + ELEMENTS * 2)
     with pytest.raises(NotEnoughMemoryForKV, match="is to take 536870912 bytes, but beside weights") as raised:

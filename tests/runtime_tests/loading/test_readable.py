@@ -91,3 +91,10 @@ def test_command_tells_no_fault_of_ours(
 def test_directory_with_a_name_that_is_too_long(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="File name too long"):
         Tokenizer(tmp_path / ("n" * 300))
+
+
+def test_directory_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=f"there is no directory {tmp_path}/none"):
+        Tokenizer(tmp_path / "none")
+    with pytest.raises(ModelNotFound, match=f"there is no tokenizer.json in {tmp_path}"):
+        Tokenizer(tmp_path)
