@@ -23,16 +23,18 @@ HEIGHT = 12
 """Columns and most rows of the plot."""
 
 DESCRIPTION = """\
-Decides again what the autoscaler has decided about an InferenceService. FILE is what the operator keeps of it, an hour of
-a busy service and five hours of a quiet one:
+Decides again what the autoscaler has decided about an InferenceService. FILE is
+what the operator keeps of it, an hour of a busy service and five hours of a
+quiet one:
 
   kubectl octavo why NAME --inputs > FILE
 
-It has each decision with all that it was made of: the settings, the pods and what each told of itself, what was
-remembered. Needs no cluster.
+It has each decision with all that it was made of: the settings, the pods and
+what each told of itself, what was remembered. Needs no cluster.
 
-Without --set every decision must come out as it was recorded, to the last bit. With --set the same minutes are decided
-with other settings, and both are shown: a plot of the replicas over time, and a line for each moment at which one of the
+Without --set every decision must come out as it was recorded, to the last bit.
+With --set the same minutes are decided with other settings, and both are shown:
+a plot of the replicas over time, and a line for each moment at which one of the
 two changed.
 """
 
@@ -43,18 +45,19 @@ settings, as in spec.autoscaling:
   targetQueueLength                requests per pod, 1 to 100000
   scaleDownStabilizationSeconds    0 to 86400
 
-The pods and their load stay those of the recording: work is counted, and it is the same on more or on fewer pods, but a
-queue that more pods would have emptied sooner is still there in the replay. What to expect of a setting in the long run
+The pods and their load stay those of the recording: work is counted, and it is
+the same on more or on fewer pods, but a queue that more pods would have emptied
+sooner is still there in the replay. What to expect of a setting in the long run
 is a question to `make bench-autoscaling`.
 
 examples:
   octavo-operator replay chat.jsonl
   octavo-operator replay chat.jsonl --set targetQueueLength=2
-  octavo-operator replay chat.jsonl --set maxReplicas=12 --set scaleDownStabilizationSeconds=600
+  octavo-operator replay chat.jsonl --set maxReplicas=12 --set minReplicas=2
   kubectl octavo why chat --inputs | octavo-operator replay -
 
-exit code: 0 when all came out as recorded, or with --set; 1 when a decision came out otherwise; 2 when the file or a
-setting cannot be used.
+exit code: 0 when all came out as recorded, or with --set; 1 when a decision
+came out otherwise; 2 when the file or a setting cannot be used.
 """
 
 

@@ -17,24 +17,32 @@ NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 LEVELS = ("debug", "info", "warning", "error")
 
 DESCRIPTION = """\
-Watches InferenceServices and gives each a Deployment and a Service that serve it.
+Watches InferenceServices and gives each a Deployment and a Service that serve
+it.
 
-Needs the CRD inferenceservices.octavo.dev (crds/ in the repository, or the Helm chart) and the rights that the chart
-grants. Several may run over the same objects when each is given the same --lease: one of them works, the others stand
-by and one takes over within 17 seconds. Without --lease it works at once, and must be the only one.
+Needs the CRD inferenceservices.octavo.dev (crds/ in the repository, or the Helm
+chart) and the rights that the chart grants. Several may run over the same
+objects when each is given the same --lease: one of them works, the others stand
+by and one takes over within 17 seconds. Without --lease it works at once, and
+must be the only one.
 """
 
 EPILOG = """\
-Each flag can also be set by the environment variable in brackets; the flag wins. The operator serves /livez, /readyz
-and /metrics on --port.
+Each flag can also be set by the environment variable in brackets; the flag
+wins. The operator serves /livez, /readyz and /metrics on --port.
 
 examples:
   octavo-operator --runtime-image registry.example/octavo-runtime:0.1.0
-  octavo-operator --runtime-image … --namespaces team-a,team-b     only these namespaces; Roles there are enough
-  octavo-operator --runtime-image … --kubeconfig ~/.kube/config --log-format text     from a workstation
-  octavo-operator … --lease octavo-system/octavo-operator          stand by for the one that the chart installed
-  octavo-operator replay FILE  what the autoscaler would have decided with other settings; `replay --help` says more
-  octavo-operator selftest     put its promises to the test on a cluster in memory; `selftest --help` says more
+  # only these namespaces; Roles there are enough
+  octavo-operator --runtime-image … --namespaces team-a,team-b
+  # from a workstation
+  octavo-operator --runtime-image … --kubeconfig ~/.kube/config
+  # stand by for the one that the chart installed
+  octavo-operator … --lease octavo-system/octavo-operator
+  # what the autoscaler would have decided with other settings
+  octavo-operator replay --help
+  # its promises put to the test on a cluster in memory
+  octavo-operator selftest --help
 """
 
 

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import msgspec
+
 from octavo_operator.api.names import (
     CHILDREN,
     CLAIM,
@@ -335,13 +337,8 @@ class FakeCluster:
 
 
 def _copy(value: T) -> T:
-    """JSON all over again; copy.deepcopy takes five times as long."""
-    copied: Any = value
-    if isinstance(value, dict):
-        copied = {name: _copy(one) for name, one in value.items()}
-    elif isinstance(value, list | tuple):
-        copied = [_copy(one) for one in value]
-    return copied  # type: ignore[no-any-return] # the same JSON
+    """JSON all over again, as it would be on its way to a real API server and back."""
+    return msgspec.json.decode(msgspec.json.encode(value))  # type: ignore[no-any-return] # the same JSON
 
 
 def _is_listed(kind: Kind, manifest: Manifest) -> bool:

@@ -18,6 +18,9 @@ OctavoError
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "OctavoError",
     "StartError",
     "UnsupportedModel",
+    "readable",
 ]
 
 
@@ -150,3 +154,15 @@ class InvalidRequest(OctavoError):
         self.param = param
         self.code = code
         self.status = status
+
+
+@contextmanager
+def readable(kind: type[StartError]) -> Iterator[None]:
+    """Turns what the file system says of a model's file into an error of this kind; a decorator as well."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(
+            f"{error.filename} cannot be read: {error.strerror}",
+            hint=f"Octavo runs as the user with id {os.geteuid()}: let that one read all files of the model.",
+        ) from error

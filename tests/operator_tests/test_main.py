@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from octavo_operator import __main__ as program
 from octavo_operator.errors import Gone, NotLeading, OperatorError
 from octavo_operator.handlers import run as run_module
 from octavo_operator.settings import Settings
@@ -39,6 +40,12 @@ def test_main_without_a_cluster_ends_with_code_2_and_a_sentence() -> None:
     done = operator("--runtime-image", "image")
     assert done.returncode == 2
     assert "no way to the cluster" in done.stderr
+
+
+def test_main_kubeconfig_that_does_not_exist() -> None:
+    done = operator("--runtime-image", "image", "--kubeconfig", "/none")
+    assert done.returncode == 2
+    assert "--kubeconfig: there is no file /none" in done.stderr
 
 
 @pytest.mark.parametrize("port", ["1"])
@@ -75,6 +82,20 @@ def test_main_sigterm_while_it_starts_ends_it_at_once(tmp_path: Path) -> None:
                 break
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
+
+
+def test_main_ctrl_c_ends_it_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "_run", interrupted)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""
 
 
 class IdleController:

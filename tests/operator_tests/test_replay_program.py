@@ -109,6 +109,16 @@ def test_main_reads_the_input(recording: Path) -> None:
     assert "each came out as it was recorded, bit for bit" in done.stdout
 
 
+def test_main_whoever_reads_has_read_enough(recording: Path) -> None:
+    command = [sys.executable, "-m", "octavo_operator", "replay", str(recording), "--all"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+
+
 def test_main_another_decision_is_a_no_with_the_first_difference(
     recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

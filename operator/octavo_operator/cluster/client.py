@@ -97,6 +97,8 @@ class KubernetesClient:
         Raises:
             SettingsError: neither can be used.
         """
+        if kubeconfig and not any(map(os.path.exists, map(os.path.expanduser, kubeconfig.split(":")))):
+            raise SettingsError(f"--kubeconfig: there is no file {kubeconfig}")
         configuration = Configuration()
         try:
             if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:

@@ -61,7 +61,7 @@ async def run(settings: Settings) -> None:
         server = await start_server(
             controller, elector, metrics, autoscaler.recording, host=settings.host, port=settings.port
         )
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
         await client.close()
         raise SettingsError(
             f"cannot listen on {settings.host}:{settings.port}: {error}; choose another --port"

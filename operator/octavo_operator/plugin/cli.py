@@ -17,25 +17,33 @@ EXIT_USAGE = 2
 EXIT_UNANSWERED = 3
 EXIT_INTERRUPTED = 130
 
-DESCRIPTION = "Ask about InferenceServices: whether they serve and why not, and what a change would do."
+DESCRIPTION = """\
+Ask about InferenceServices: whether they serve and why not, and what a change
+would do.
+"""
 
 EPILOG = """\
 examples:
-  kubectl octavo status chat               does it serve; if not, why, since when, what to do
-  kubectl octavo why chat                  what the operator decided, and from what
-  kubectl octavo plan -f chat.yaml         what applying this would do: pods, memory, nodes
-  kubectl octavo logs chat -f              what all its pods say, as they say it
-  kubectl octavo top chat                  cache, requests, tokens and latency of each pod
+  kubectl octavo status chat         does it serve; if not, why, what to do
+  kubectl octavo why chat            what the operator decided, and from what
+  kubectl octavo plan -f chat.yaml   what applying this would do: pods, memory
+  kubectl octavo logs chat -f        what all its pods say, as they say it
+  kubectl octavo top chat            load and latency of each pod
 
-exit codes: 0 yes · 1 no, or not yet (each command says what that means) · 2 the command line cannot be understood ·
-3 there is no answer: no way to the cluster, no such object, missing rights
+exit codes:
+  0  yes
+  1  no, or not yet; each command says what that means
+  2  the command line cannot be understood
+  3  there is no answer: no way to the cluster, no such object, missing rights
 """
 
 STATUS = """\
-One screen: whether NAME serves; if not, why, since when and what to do; what the model needs; its pods; the last
-Events. Needs the right to read InferenceServices, and shows whatever else you may read.
+One screen: whether NAME serves; if not, why, since when and what to do; what
+the model needs; its pods; the last Events. Needs the right to read
+InferenceServices, and shows whatever else you may read.
 
-exit code: 0 when every desired pod runs the present spec and answers, 1 when not.
+exit code: 0 when every desired pod runs the present spec and answers, 1 when
+not.
 """
 
 STATUS_EXAMPLES = """\
@@ -47,13 +55,16 @@ examples:
 """
 
 WHY = """\
-The operator's last decisions about NAME, at most 32, with their reasons and what they were decided from: other pod
-templates, steps of rollouts, children that were put right, replicas. They are kept in a ControllerRevision of the namespace.
+The operator's last decisions about NAME, at most 32, with their reasons and
+what they were decided from: other pod templates, steps of rollouts, children
+that were put right, replicas. They are kept in a ControllerRevision of the
+namespace.
 
-With --inputs, as lines of JSON, what the autoscaler decided in the last hour, whether or not it changed anything, each
-with all that it was made of: `octavo-operator replay` decides again from that, with other settings too. The operator that
-leads keeps it in its memory, and is asked through the API server: needs the rights to list pods and to get pods/proxy in
-the operator's namespace.
+With --inputs, as lines of JSON, what the autoscaler decided in the last hour,
+whether or not it changed anything, each with all that it was made of:
+`octavo-operator replay` decides again from that, with other settings too. The
+operator that leads keeps it in its memory, and is asked through the API server:
+needs the rights to list pods and to get pods/proxy in the operator's namespace.
 
 exit code: 0, whatever was decided.
 """
@@ -62,34 +73,42 @@ WHY_EXAMPLES = """\
 examples:
   kubectl octavo why chat
   kubectl octavo why chat --last 32
-  kubectl octavo why chat -o json | jq '.decisions[] | select(.subject == "Rollout")'
-  kubectl octavo why chat --inputs > chat.jsonl && octavo-operator replay chat.jsonl --set targetQueueLength=2
+  kubectl octavo why chat -o json | jq '.decisions[].because'
+  kubectl octavo why chat --inputs > chat.jsonl
+  octavo-operator replay chat.jsonl --set targetQueueLength=2
 """
 
 PLAN = """\
 What applying FILE would do, without applying it:
-  - what the API server says to it: a dry run of kubectl apply, admission's errors as they are
+  - what the API server says to it: a dry run of kubectl apply, admission's
+    errors as they are
   - whether pods would be replaced, or only settings changed
-  - memory of the weights and of the KV cache, and how many requests fit: from the pods that run, where model and flags
-    stay as they are; otherwise `octavo plan` runs in a pod of yours, restricted, for some seconds, and is deleted
-  - which nodes could take such a pod now. Needs the rights to list nodes, and pods of all namespaces
+  - memory of the weights and of the KV cache, and how many requests fit: from
+    the pods that run, where model and flags stay as they are; otherwise
+    `octavo plan` runs in a pod of yours, restricted, for some seconds, and is
+    deleted
+  - which nodes could take such a pod now. Needs the rights to list nodes, and
+    pods of all namespaces
 
-What the operator would render is told by this program, which knows one version of the operator: its own.
+What the operator would render is told by this program, which knows one version
+of the operator: its own.
 
-exit code: 0 when it would be accepted, 1 when it is refused or the model could not be served.
+exit code: 0 when it would be accepted, 1 when it is refused or the model could
+not be served.
 """
 
 PLAN_EXAMPLES = """\
 examples:
   kubectl octavo plan -f chat.yaml
-  kubectl octavo plan -f chat.yaml --no-pod          start nothing
-  kubectl octavo plan -f chat.yaml --gpu-memory 80Gi      what fits on a GPU of this size
-  kustomize build . | kubectl octavo plan -f - -o json | jq '.objects[].podsReplaced'
+  kubectl octavo plan -f chat.yaml --no-pod            start nothing
+  kubectl octavo plan -f chat.yaml --gpu-memory 80Gi   on a GPU of this size
+  kustomize build . | kubectl octavo plan -f - -o json | jq '.objects[]'
 """
 
 LOGS = """\
-What all pods of NAME say, the server of each and the plan of those where it failed: in the order of the times, with the
-pod's short name before each line. With -f new pods are heard as they come. Needs the right to read pods/log.
+What all pods of NAME say, the server of each and the plan of those where it
+failed: in the order of the times, with the pod's short name before each line.
+With -f new pods are heard as they come. Needs the right to read pods/log.
 
 exit code: 0, or 1 when no pod has said anything.
 """
@@ -97,15 +116,17 @@ exit code: 0, or 1 when no pod has said anything.
 LOGS_EXAMPLES = """\
 examples:
   kubectl octavo logs chat
-  kubectl octavo logs chat -f --tail 0               from now on
-  kubectl octavo logs chat --since 600               of the last ten minutes
-  kubectl octavo logs chat --previous                of the containers before their last restart
+  kubectl octavo logs chat -f --tail 0   from now on
+  kubectl octavo logs chat --since 600   of the last ten minutes
+  kubectl octavo logs chat --previous    of those before their last restart
 """
 
 TOP = """\
-For each pod: usage of the KV cache, requests that run and wait, generated tokens per second, and the time to the first
-token, of the requests that had theirs between two looks at its metrics. Looks every 2 s, in place on a terminal; once
-when the output is no terminal. Asks the pods through the API server: needs the right to get pods/proxy.
+For each pod: usage of the KV cache, requests that run and wait, generated
+tokens per second, and the time to the first token, of the requests that had
+theirs between two looks at its metrics. Looks every 2 s, in place on a
+terminal; once when the output is no terminal. Asks the pods through the API
+server: needs the right to get pods/proxy.
 
 exit code: 0, or 1 when no pod answers.
 """
@@ -113,8 +134,8 @@ exit code: 0, or 1 when no pod answers.
 TOP_EXAMPLES = """\
 examples:
   kubectl octavo top chat
-  kubectl octavo top --all -n team-a                 all InferenceServices of a namespace
-  kubectl octavo top chat --once --interval 10       the mean of ten seconds
+  kubectl octavo top --all -n team-a             all of a namespace
+  kubectl octavo top chat --once --interval 10   the mean of ten seconds
   kubectl octavo top chat -o json | jq '.pods[].cacheUsage'
 """
 

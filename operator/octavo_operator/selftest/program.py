@@ -16,8 +16,9 @@ from octavo_operator.selftest.world import World
 __all__ = ["Verdict", "main", "play"]
 
 DESCRIPTION = """\
-Puts the operator's promises to the test: the real controller, reconciler and store run against an API server in
-memory while requests fail, watches lose events, pods crash and processes die. Needs no cluster and no network, and
+Puts the operator's promises to the test: the real controller, reconciler and
+store run against an API server in memory while requests fail, watches lose
+events, pods crash and processes die. Needs no cluster and no network, and
 touches none. Time is virtual: an hour of outage costs a second.
 """
 

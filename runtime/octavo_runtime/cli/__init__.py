@@ -51,8 +51,9 @@ def octavo() -> None:
     \b
       octavo convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
       octavo serve smollm2
-      curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
-        -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+      curl localhost:8000/v1/chat/completions \\
+        -H 'Content-Type: application/json' \\
+        -d '{"messages": [{"role": "user", "content": "Who are you?"}]}'
     """  # noqa: D301 - click wants a backspace, not its letters
 
 
@@ -75,6 +76,9 @@ def run(argv: Sequence[str], *, engine_command: Sequence[str] | None = None) -> 
         return end.exit_code
     except click.Abort:  # Ctrl-C
         return 130
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return BadFlags.exit_code
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "octavo"
         failure: StartError = BadFlags(error.format_message(), hint=f"`{path} --help` lists what there is.")

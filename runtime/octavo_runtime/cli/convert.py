@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import click
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from octavo_runtime.errors import BadFlags
@@ -13,7 +14,7 @@ from octavo_runtime.errors import BadFlags
 __all__ = ["convert"]
 
 
-@click.command()
+@click.command(short_help="Make a directory to serve from a GGUF file.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("out_dir", type=click.Path(path_type=Path))
 @click.option(
@@ -41,7 +42,7 @@ def convert(
     Example:
       octavo convert SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2
       octavo serve models/smollm2
-      octavo convert --quantization keep SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2-w4a16
+      octavo convert --quantization keep SmolLM2-135M-Instruct.Q4_1.gguf w4a16
     """  # noqa: D301 - click takes the backspace itself for "keep these lines"
     from octavo_runtime.loading.convert import convert_gguf
 
@@ -52,7 +53,8 @@ def convert(
             hint="Leave one of them out.",
         )
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"Reading {file.name}", total=None)
 
         def show(done: int, total: int) -> None:

@@ -1,13 +1,18 @@
-"""Pieces of command lines: options in sections, quantities, lengths."""
+"""Pieces of command lines: options in sections, quantities, lengths, numbers."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import click
 
-__all__ = ["AutoInt", "Quantity", "SectionedCommand", "SectionedOption"]
+__all__ = ["AutoInt", "Count", "Number", "Quantity", "SectionedCommand", "SectionedOption"]
+
+_MOST = 2**31 - 1
+"""Of what is counted. Whoever writes more has slipped, and the engine's messages end at 64 bits."""
+_MOST_BYTES = 2**63 - 1
 
 _SUFFIXES = {
     "": 1,
@@ -61,6 +66,8 @@ class Quantity(click.ParamType[int]):
         size = int(float(match[1]) * _SUFFIXES[match[2]]) if "." in match[1] else int(match[1]) * _SUFFIXES[match[2]]
         if size == 0 and not self._or_none:
             self.fail(f"{value!r} is nothing at all", param, ctx)
+        if size > _MOST_BYTES:
+            self.fail(f"{value!r} is more than 8 EiB", param, ctx)
         return size
 
 
@@ -79,4 +86,28 @@ class AutoInt(click.ParamType[int | None]):
             number = 0
         if number < 1:
             self.fail(f"{value!r} is neither a positive number nor auto", param, ctx)
+        if number > _MOST:
+            self.fail(f"{value!r} is more than {_MOST}", param, ctx)
+        return number
+
+
+class Count(click.IntRange):
+    """A whole number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Returns the number."""
+        number: int = super().convert(value, param, ctx)
+        if number > _MOST:
+            self.fail(f"{value!r} is more than {_MOST}", param, ctx)
+        return number
+
+
+class Number(click.FloatRange):
+    """A number, which `nan` is not: it would pass every comparison."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Returns the number."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
         return number

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from octavo_runtime.cli.options import AutoInt, Quantity, SectionedCommand, SectionedOption
+from octavo_runtime.cli.options import AutoInt, Count, Number, Quantity, SectionedCommand, SectionedOption
 from octavo_runtime.domain import INT8_WEIGHTS, EngineConfig
+from octavo_runtime.errors import BadFlags
 from octavo_runtime.loading.plan import ModelPlan, plan_model
 from octavo_runtime.loading.spec import DecoderSpec
 from octavo_runtime.settings import engine_config
@@ -20,7 +21,11 @@ __all__ = ["plan"]
 _DTYPES = ["auto", "float32", "float16", "bfloat16"]
 
 
-@click.command(cls=SectionedCommand, context_settings={"show_default": True, "max_content_width": 110})
+@click.command(
+    cls=SectionedCommand,
+    context_settings={"show_default": True, "max_content_width": 110},
+    short_help="Tell what MODEL needs, before anything is loaded.",
+)
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
     "--device",
@@ -82,7 +87,7 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     "--gpu-memory-utilization",
     cls=SectionedOption,
     section="Memory",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     default=0.9,
     help="Share of the GPU's memory for weights and KV cache together.",
 )
@@ -90,7 +95,7 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     "--max-num-batched-tokens",
     cls=SectionedOption,
     section="Memory",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     default=2048,
     help="Most tokens in one step: what its activations take is not there for the KV cache of a GPU.",
 )
@@ -138,7 +143,12 @@ def plan(model: Path, *, as_json: bool, termination_log: Path | None, gpu_memory
     result = plan_model(model, config, gpu_memory=gpu_memory, runs_native=_runs_native)
     text = json.dumps({_camel(name): value for name, value in dataclasses.asdict(result).items()})
     if termination_log is not None:
-        termination_log.write_text(text, encoding="utf-8")
+        try:
+            termination_log.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise BadFlags(
+                f"--termination-log: {termination_log} cannot be written: {error.strerror}", hint="Name another file."
+            ) from error
     click.echo(text if as_json else _readable(result))
 
 

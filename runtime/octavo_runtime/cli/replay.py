@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from octavo_runtime.cli.options import SectionedCommand, SectionedOption
+from octavo_runtime.cli.options import Count, Number, SectionedCommand, SectionedOption
 from octavo_runtime.core.scheduler import Scheduler
 from octavo_runtime.domain import SchedulerConfig
 from octavo_runtime.errors import BadFlags, InvalidRequest
@@ -65,6 +65,7 @@ class _StepTime(click.ParamType[StepTimeModel]):
     cls=SectionedCommand,
     context_settings={"show_default": True, "max_content_width": 110},
     epilog="How to read the figures: docs/benchmarks.md.",
+    short_help="Replay a recorded load with other settings.",
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @_scheduling(
@@ -79,29 +80,29 @@ class _StepTime(click.ParamType[StepTimeModel]):
     type=click.Choice(["expected", "never-evict", "max-utilization"]),
     help="When a request may start: as the blocks that all are expected to need, could need, or need now are there.",
 )
-@_scheduling("--max-num-seqs", type=click.IntRange(min=1), help="Most sequences that run at once.")
-@_scheduling("--max-num-batched-tokens", type=click.IntRange(min=1), help="Most tokens in one step.")
+@_scheduling("--max-num-seqs", type=Count(min=1), help="Most sequences that run at once.")
+@_scheduling("--max-num-batched-tokens", type=Count(min=1), help="Most tokens in one step.")
 @_scheduling("--async-scheduling/--no-async-scheduling", default=None, help="Plan a step while the one before it runs.")
 @_scheduling(
     "--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="Share the KV of equal beginnings."
 )
-@_scheduling("--time-slice-tokens", type=click.IntRange(min=0), help="Under shortest-first; 0: none.")
+@_scheduling("--time-slice-tokens", type=Count(min=0), help="Under shortest-first; 0: none.")
 @_scheduling(
     "--target-ttft-ms",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     help="Time to the first token of a good request; slo aims at it.",
 )
 @_scheduling(
     "--target-itl-ms",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     help="Time between two tokens that 99 % of a good request's keep; slo aims at it.",
 )
-@_memory("--num-blocks", type=click.IntRange(min=1), help="Blocks in the KV pool.")
+@_memory("--num-blocks", type=Count(min=1), help="Blocks in the KV pool.")
 @_memory("--block-size", type=click.Choice([8, 16, 32]), help="Tokens in one block.")
-@_memory("--swap-space-blocks", type=click.IntRange(min=0), help="Blocks of host memory for what is swapped out.")
+@_memory("--swap-space-blocks", type=Count(min=0), help="Blocks of host memory for what is swapped out.")
 @_load(
     "--rate-scale",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=1.0,
     help="How many times as fast the requests come: 2 doubles the rate.",
 )
@@ -113,13 +114,13 @@ class _StepTime(click.ParamType[StepTimeModel]):
 )
 @_load(
     "--link-gb-per-second",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     show_default="as recorded, else 20",
     help="Between device and host.",
 )
 @_load(
     "--kv-bytes-per-token",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     show_default="as recorded, else 131072",
     help="As `octavo plan` tells it.",
 )

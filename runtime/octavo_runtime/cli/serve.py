@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from octavo_runtime.cli.options import AutoInt, Quantity, SectionedCommand, SectionedOption
+from octavo_runtime.cli.options import AutoInt, Count, Number, Quantity, SectionedCommand, SectionedOption
 from octavo_runtime.errors import ModelNotFound
 from octavo_runtime.settings import check_together, engine_config
 
@@ -97,19 +97,19 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
 )
 @_memory(
     "--gpu-memory-utilization",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     default=0.9,
     help="Share of the GPU's memory for weights and KV cache together.",
 )
 @_memory(
     "--max-num-seqs",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     default=64,
     help="Most sequences that run at once; a request has as many as it has answers or beams.",
 )
 @_memory(
     "--max-num-batched-tokens",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     default=2048,
     help="Most tokens in one step. Fewer: smoother streams while long prompts come in. More: faster prompts.",
 )
@@ -143,20 +143,20 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
 )
 @_schedule(
     "--time-slice-tokens",
-    type=click.IntRange(min=0),
+    type=Count(min=0),
     default=0,
     help="With shortest-first: output tokens after which a running request gives way to a shorter one that waits; 0: "
     "never.",
 )
 @_schedule(
     "--target-ttft-ms",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=500,
     help="With slo: the time to the first token that requests should have.",
 )
 @_schedule(
     "--target-itl-ms",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=50,
     help="With slo: the time between two tokens that running streams should keep. Shorter: smoother streams, slower "
     "prompts.",
@@ -170,40 +170,40 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
 @_http("--port", type=click.IntRange(0, 65535), default=8000, help="Port to listen on; 0 picks a free one.")
 @_http(
     "--max-num-queued-reqs",
-    type=click.IntRange(min=0),
+    type=Count(min=0),
     default=1024,
     help="Requests that may wait beyond those that run; more are refused with 503.",
 )
 @_http(
     "--max-num-queued-tokens",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     show_default="no limit",
     help="Prompt tokens that may wait for their first answer token; requests beyond are refused with 503, unless none "
     "waits.",
 )
 @_http(
     "--max-connection-age",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=30,
     help="Seconds after which a connection is closed with its next answer, ± 20 %, so that new replicas get their "
     "share of clients; 0 keeps connections for ever.",
 )
 @_life(
     "--shutdown-timeout",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=120,
     help="Seconds that running requests get to finish after SIGTERM.",
 )
 @_life(
     "--load-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=600,
     help="Seconds without progress, while the model loads, after which /livez fails. Must be longer than the largest "
     "tensor takes to read.",
 )
 @_life(
     "--step-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=120,
     help="Seconds without a step, while there is work, after which /livez fails. Must be longer than the longest step.",
 )
@@ -235,7 +235,7 @@ def serve(ctx: click.Context, /, model: Path, served_model_name: str | None, log
 
     \b
       octavo serve ./smollm2
-      octavo serve ./smollm2 --max-model-len 2048 --kv-cache-memory 512Mi --port 8001
+      octavo serve ./smollm2 --max-model-len 2048 --kv-cache-memory 512Mi
     """  # noqa: D301 - click wants a backspace, not its letters
     del flags["termination_log"]  # read by `run`, which also reports flags that do not parse
     _check_directory(model)

@@ -137,7 +137,7 @@ def _reserve(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[mmap.mmap, A
     except OSError as error:
         raise NotEnoughMemoryForKV(
             f"{size} bytes of addresses for KV blocks cannot be reserved: {error.strerror}",
-            hint="Lower --kv-cache-memory-max or --swap-space: beyond the machine's memory they are of no use.",
+            hint="Lower --kv-cache-memory, --kv-cache-memory-max or --swap-space: beyond the machine's memory they are of no use.",
             needed=size,
         ) from error
     return memory, np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)

@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from octavo_runtime.domain import EngineConfig, EngineInfo, Event, FinishReason, Request
-from octavo_runtime.errors import EngineDied, InternalError, InvalidRequest, StartError
+from octavo_runtime.errors import CannotListen, EngineDied, InternalError, InvalidRequest, StartError
 from octavo_runtime.ipc.messages import (
     Abort,
     Add,
@@ -114,16 +114,18 @@ class EngineClient:
     _process: Process = field(init=False)
 
     async def start(self) -> None:
-        """Starts the process; returns at once, while it loads."""
-        # A directory of our own: nobody else can connect.
-        folder = self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="octavo-"))
-        address = f"ipc://{Path(folder) / 'engine'}"
-        context = zmq.Context()
-        self._cleanup.callback(context.term)
-        self._socket = context.socket(zmq.PAIR)
-        self._cleanup.callback(self._socket.close, linger=0)
-        self._socket.set_hwm(0)  # the queue of requests is bounded at the door
-        self._socket.bind(address)
+        """Starts the process; returns at once, while it loads.
+
+        Raises:
+            CannotListen: There is no place for the socket to it.
+        """
+        try:
+            address = self._listen()
+        except (OSError, zmq.ZMQError) as error:
+            raise CannotListen(
+                f"there is no place for the socket between server and engine: {str(error).partition('. ')[0]}",
+                hint="Set TMPDIR to a directory with a short name that can be written.",
+            ) from error
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.FD, self._read)
         self._cleanup.callback(self._loop.remove_reader, self._socket.FD)
@@ -135,6 +137,19 @@ class EngineClient:
         )
         self._last_heard = time.monotonic()
         self._tasks = [asyncio.create_task(self._watch())]
+
+    def _listen(self) -> str:
+        """Makes the socket; returns its address."""
+        # A directory of our own: nobody else can connect.
+        folder = self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="octavo-"))
+        address = f"ipc://{Path(folder) / 'engine'}"
+        context = zmq.Context()
+        self._cleanup.callback(context.term)
+        self._socket = context.socket(zmq.PAIR)
+        self._cleanup.callback(self._socket.close, linger=0)
+        self._socket.set_hwm(0)  # the queue of requests is bounded at the door
+        self._socket.bind(address)
+        return address
 
     async def ready(self) -> EngineInfo:
         """Waits until the engine is loaded.

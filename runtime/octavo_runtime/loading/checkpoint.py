@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo_runtime.errors import BadWeights
+from octavo_runtime.errors import BadWeights, readable
 from octavo_runtime.loading.spec import read_json
 
 __all__ = ["DTYPE_BYTES", "TensorEntry", "open_checkpoint", "read_header"]
@@ -50,11 +50,12 @@ class TensorEntry:
         return math.prod(self.shape)
 
 
+@readable(BadWeights)
 def open_checkpoint(directory: Path) -> dict[str, TensorEntry]:
     """Reads the headers of a model directory's weights.
 
     Raises:
-        BadWeights: No weights, a shard missing or truncated, a header that contradicts its file or the index.
+        BadWeights: No weights, a shard missing, unreadable or truncated, a header that contradicts its file or the index.
     """
     if (directory / _SINGLE).is_file():
         return read_header(directory / _SINGLE)

@@ -11,14 +11,15 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from gguf import GGUFReader, dequantize
 
-from octavo_runtime.errors import BadFlags, BadWeights, ModelNotFound, StartError, UnsupportedModel
+from octavo_runtime.errors import BadFlags, BadWeights, ModelNotFound, StartError, UnsupportedModel, readable
 from octavo_runtime.loading.checkpoint import DTYPE_BYTES, TensorEntry
 from octavo_runtime.loading.gguf_groups import FOUR_BITS, Stored, stored_as_they_are
 from octavo_runtime.loading.gguf_tokenizer import tokenizer_files
@@ -73,19 +74,17 @@ def convert_gguf(
         progress: Called with bytes written and bytes in all.
 
     Raises:
-        ModelNotFound: There is no such file.
-        BadFlags: The target exists and is not empty.
+        ModelNotFound: There is no such file, or it cannot be read.
+        BadFlags: The target exists and is not empty, or cannot be written.
         UnsupportedModel: An architecture, tokenizer or quantisation that cannot be converted, or kept.
         BadWeights: The file is damaged, or a tensor is missing or not finite.
     """
-    if not source.is_file():
-        raise ModelNotFound(f"there is no file {source}", hint="Name a GGUF file.")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BadFlags(f"{target} exists already", hint="Name a directory that does not exist yet, or remove it first.")
-    try:
-        reader = GGUFReader(source)
-    except (ValueError, IndexError, KeyError, OSError) as error:
-        raise BadWeights(f"{source} is damaged or no GGUF file: {error}", hint="Download it again.") from error
+    with _writing(target):
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise BadFlags(
+                f"{target} exists already", hint="Name a directory that does not exist yet, or remove it first."
+            )
+    reader = _open(source)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     tensors = {_name(tensor.name): tensor for tensor in reader.tensors if tensor.name != _ROPE_FREQS}
     config = _config(fields, {tensor.name: tensor for tensor in reader.tensors}, dtype)
@@ -133,7 +132,19 @@ def convert_gguf(
             values = (value for name in tensors for _, value in parts(name).values())
             _write_safetensors(weights, entries, values, progress or (lambda _done, _total: None))
 
-    _publish(target, fill)
+    with _writing(target):
+        _publish(target, fill)
+
+
+@readable(ModelNotFound)
+def _open(source: Path) -> GGUFReader:
+    if not source.is_file():
+        missing = f"{source} is a directory" if source.is_dir() else f"there is no file {source}"
+        raise ModelNotFound(missing, hint="Name a GGUF file.")
+    try:
+        return GGUFReader(source)
+    except (ValueError, IndexError, KeyError) as error:
+        raise BadWeights(f"{source} is damaged or no GGUF file: {error}", hint="Download it again.") from error
 
 
 def _name(name: str) -> str:
@@ -282,6 +293,18 @@ def _to_bfloat16(value: np.ndarray) -> np.ndarray:
     """float32 to bfloat16's bits, rounded to nearest even; the values are finite."""
     bits = np.ascontiguousarray(value, dtype=np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """What the file system says while the target is written."""
+    try:
+        yield
+    except OSError as error:
+        raise BadFlags(
+            f"{target} cannot be written: {error.strerror}",
+            hint="Name a directory that you may write to, on a disk that has room.",
+        ) from error
 
 
 def _publish(target: Path, fill: Callable[[Path], None]) -> None:

@@ -416,6 +416,7 @@ def _gpu_kv_memory(config: EngineConfig, gpu_memory: int, held: int, most: int, 
     """
     available = gpu_memory - _CUDA_CONTEXT
     if most > available:
+        available = max(0, available)
         raise NotEnoughMemoryForWeights(
             f"the weights take {most} bytes while they are loaded, and a GPU of {gpu_memory} has {available} for them",
             hint="Plan for a larger GPU"

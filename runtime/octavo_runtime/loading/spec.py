@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from octavo_runtime.errors import ModelNotFound, StartError, UnsupportedModel
+from octavo_runtime.errors import ModelNotFound, StartError, UnsupportedModel, readable
 
 __all__ = [
     "QUANTIZATION_CONFIG",
@@ -144,6 +144,7 @@ def read_json(path: Path, damaged: type[StartError] = UnsupportedModel) -> dict[
 
     Raises:
         ModelNotFound: There is no such file.
+        OSError: It cannot be read.
     """
     try:
         value = json.loads(path.read_bytes())
@@ -159,18 +160,19 @@ def read_json(path: Path, damaged: type[StartError] = UnsupportedModel) -> dict[
             f"{path.parent} is a file, not a model directory",
             hint="For a GGUF file run `octavo convert FILE.gguf OUT_DIR` first and name OUT_DIR.",
         ) from error
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise damaged(f"{path} cannot be read as JSON: {error}", hint="Download the file again.") from error
     if not isinstance(value, dict):
         raise damaged(f"{path} holds a JSON {type(value).__name__}, not an object", hint="Download the file again.")
     return value
 
 
+@readable(ModelNotFound)
 def read_spec(directory: Path) -> DecoderSpec:
     """Reads config.json.
 
     Raises:
-        ModelNotFound: No such directory, or no config.json in it.
+        ModelNotFound: No such directory, or no config.json in it that can be read.
         UnsupportedModel: It describes a network, or a feature, that Octavo does not run; the field is named.
     """
     path = directory / "config.json"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo_runtime.errors import UnsupportedModel
+from octavo_runtime.errors import ModelNotFound, UnsupportedModel, readable
 from octavo_runtime.loading.spec import DecoderSpec, read_json, token_ids
 
 __all__ = ["TokenIds", "read_token_ids"]
@@ -25,6 +25,7 @@ class TokenIds:
     eos: tuple[int, ...]
 
 
+@readable(ModelNotFound)
 def read_token_ids(directory: Path, spec: DecoderSpec) -> TokenIds:
     """Reads tokenizer.json, tokenizer_config.json and generation_config.json, each where it exists.
 
@@ -34,6 +35,7 @@ def read_token_ids(directory: Path, spec: DecoderSpec) -> TokenIds:
 
     Raises:
         UnsupportedModel: A file is damaged.
+        ModelNotFound: A file cannot be read.
     """
     vocabulary = _vocabulary(directory / "tokenizer.json")
     eos = set(spec.eos_token_ids)

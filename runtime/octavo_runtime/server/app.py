@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from octavo_runtime.domain import EngineInfo, FinishReason, Request
@@ -401,7 +402,11 @@ async def _read_json(request: web.Request) -> bytes:
         raise web.HTTPUnsupportedMediaType(
             reason=f"the body must be JSON, sent with Content-Type: application/json, not {request.content_type}"
         )
-    return await request.read()
+    try:
+        return await request.read()
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        why = " ".join(str(error).split())
+        raise InvalidRequest(f"the body is not what its headers say: {why}", code="invalid_json") from error
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:

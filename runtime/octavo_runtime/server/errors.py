@@ -6,13 +6,31 @@ import logging
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from octavo_runtime.errors import InvalidRequest, OctavoError
 
-__all__ = ["Unavailable", "error_body", "error_response", "errors_as_json"]
+__all__ = ["HTTP_LOG", "Unavailable", "error_body", "error_response", "errors_as_json"]
 
 _log = logging.getLogger(__name__)
+
+
+class _NoHttp(logging.Filter):
+    """Whoever sends what is no HTTP, such as a port scan, makes a line of the log, not a fault of ours."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError | web.RequestPayloadError):
+            record.msg, record.args = f"{record.getMessage()}: {' '.join(str(error).split())}", None
+            record.levelno, record.levelname = logging.INFO, "INFO"
+            record.exc_info = None
+        return True
+
+
+HTTP_LOG = logging.getLogger("octavo_runtime.server.http")
+"""What aiohttp has to say of connections."""
+HTTP_LOG.addFilter(_NoHttp())
 
 
 class Unavailable(OctavoError):

@@ -16,6 +16,7 @@ from octavo_runtime.domain import EngineConfig, EngineInfo
 from octavo_runtime.errors import CannotListen
 from octavo_runtime.ipc.client import ENGINE_COMMAND, EngineClient
 from octavo_runtime.server.app import Server
+from octavo_runtime.server.errors import HTTP_LOG
 from octavo_runtime.server.loading import LoadingDisplay
 from octavo_runtime.server.metrics import Metrics
 from octavo_runtime.server.prompts import Prompts
@@ -83,7 +84,11 @@ class Service:
         self.client.on_step = self._metrics.step
         # The handler of a client that is gone is cancelled: that aborts its requests.
         self._runner = web.AppRunner(
-            self._server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=_FLUSH_SECONDS
+            self._server.app(),
+            handler_cancellation=True,
+            access_log=None,
+            logger=HTTP_LOG,
+            shutdown_timeout=_FLUSH_SECONDS,
         )
 
     async def start(self) -> None:
@@ -96,9 +101,10 @@ class Service:
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, host, port, backlog=1024).start()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise CannotListen(
-                f"cannot listen on {host} port {port}: {error.strerror or error}",
+                f"cannot listen on {host} port {port}: {why}",
                 hint="Stop the program that has the port, or give another --port or --host.",
             ) from error
         self.port = self._runner.addresses[0][1]

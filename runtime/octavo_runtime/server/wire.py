@@ -255,11 +255,13 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
         if isinstance(self.content, str):
             return self.content
         for part in self.content:
-            if part.type != "text" or part.text is None:
+            if part.type != "text":
                 raise InvalidRequest(
                     f"messages holds a content part of type {part.type!r}; this model takes text parts only",
                     param="messages",
                 )
+            if part.text is None:
+                raise InvalidRequest("messages holds a content part of type 'text' without text", param="messages")
         return "".join(part.text or "" for part in self.content)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo_runtime.domain import SamplingParams
-from octavo_runtime.errors import InvalidRequest
+from octavo_runtime.errors import InvalidRequest, ModelNotFound, readable
 from octavo_runtime.text.tokenizer import read_json
 
 __all__ = ["sampling_defaults"]
@@ -24,6 +24,7 @@ _NEUTRAL = {"repetition_penalty": 1}  # what it may ask for that is not built ye
 _log = logging.getLogger(__name__)
 
 
+@readable(ModelNotFound)
 def sampling_defaults(model: Path) -> dict[str, Any]:
     """Fields of SamplingParams, by name. A value that makes no sense is left out with a warning.
 
@@ -34,6 +35,7 @@ def sampling_defaults(model: Path) -> dict[str, Any]:
 
     Raises:
         UnsupportedModel: The file is damaged.
+        ModelNotFound: It cannot be read.
     """
     config = read_json(model / _FILE)
     defaults: dict[str, Any] = {}

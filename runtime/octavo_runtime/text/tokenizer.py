@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
 
-from octavo_runtime.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from octavo_runtime.errors import InvalidRequest, ModelNotFound, UnsupportedModel, readable
 from octavo_runtime.text.chat import ChatTemplate
 
 __all__ = ["Tokenizer", "read_json"]
@@ -26,20 +26,23 @@ class Tokenizer:
         chat_template: The model's, or None.
 
     Raises:
-        ModelNotFound: There is no tokenizer.json.
+        ModelNotFound: There is no tokenizer.json, or a file cannot be read.
         UnsupportedModel: A file is damaged.
     """
 
+    @readable(ModelNotFound)
     def __init__(self, model: Path) -> None:
         path = model / "tokenizer.json"
         if not path.is_file():
+            what = "tokenizer.json in" if model.is_dir() else "directory"
             raise ModelNotFound(
-                f"there is no tokenizer.json in {model}",
+                f"there is no {what} {model}",
                 hint="Give the directory that holds config.json, the safetensors files and tokenizer.json; "
                 "`octavo convert` makes one from a GGUF file.",
             )
+        content = path.read_bytes()
         try:
-            self._rust = RustTokenizer.from_file(str(path))
+            self._rust = RustTokenizer.from_buffer(content)
         except Exception as error:  # the library raises bare Exception for every fault in the file
             raise UnsupportedModel(f"{path} cannot be read: {error}", hint="Download the model again.") from error
         # A checkpoint may carry the truncation and padding of its training.

@@ -13,7 +13,7 @@ import pytest
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
 from octavo_runtime import cli
 from octavo_runtime.cli.failure import termination_log
-from octavo_runtime.cli.options import AutoInt, Quantity
+from octavo_runtime.cli.options import AutoInt, Number, Quantity
 from octavo_runtime.cli.serve import serve
 
 REPOSITORY = Path(__file__).parents[3]
@@ -25,6 +25,17 @@ def test_help_is_quick_and_without_torch() -> None:
     assert ended.stdout.endswith("False\n")
     for word in ("octavo serve smollm2", "plan", "convert", "Memory and batching:", "[default: 2048", "4Gi"):
         assert word in ended.stdout
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["plan"], ["replay"], ["convert"], ["version"]], ids=" ".join)
+def test_help_fits_80_columns(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.run([*command, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert [line for line in lines if line.endswith("...") and "Usage:" not in line] == [], "a sentence is cut"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +62,11 @@ def test_help_is_quick_and_without_torch() -> None:
         (["serve", ".", "--time-slice-tokens", "-1"], "-1 is not in the range x>=0"),
         (["serve", ".", "--target-itl-ms", "0"], "0.0 is not in the range x>0"),
         (["serve", ".", "--max-num-queued-tokens", "0"], "0 is not in the range x>=1"),
+        (["serve", ".", "--max-num-seqs", "9" * 30], f"'{'9' * 30}' is more than 2147483647"),
+        (["serve", ".", "--max-model-len", "9" * 30], f"'{'9' * 30}' is more than 2147483647"),
+        (["serve", ".", "--kv-cache-memory", "9999999Ti"], "'9999999Ti' is more than 8 EiB"),
+        (["serve", ".", "--shutdown-timeout", "nan"], "'nan' is no number"),
+        (["plan", ".", "--gpu-memory-utilization", "nan"], "'nan' is no number"),
     ],
 )
 def test_bad_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
@@ -103,6 +119,11 @@ def test_flags_are_those_of_the_contract() -> None:
     flags = {flag for row in table.splitlines()[2:] for flag in re.findall(r"`(--[-a-z]+)`", row)}
     known = {flag for param in serve.params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")}
     assert known == flags
+
+
+def test_without_a_command_it_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 2
+    assert capsys.readouterr().err.startswith("Usage: octavo [OPTIONS] COMMAND")
 
 
 def test_model_not_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +185,12 @@ def test_quantity_or_none() -> None:
 def test_auto_int() -> None:
     assert AutoInt().convert("auto", None, None) is None
     assert AutoInt().convert("4096", None, None) == 4096
+
+
+@pytest.mark.parametrize("text", ["nan", "NaN", "-nan"])
+def test_number_refuses(text: str) -> None:
+    with pytest.raises(Exception, match=f"'{text}' is no number"):
+        Number(min=0).convert(text, None, None)
 
 
 def test_termination_log_is_found_without_a_parser() -> None:

@@ -217,5 +217,12 @@ def test_serve_port_taken(tmp_path: Path) -> None:
         assert "give another --port" in ended.stderr
 
 
+def test_serve_host_that_none_can_have(tmp_path: Path) -> None:
+    ended = octavo("serve", str(write_model(tmp_path)), "--port", "0", "--host", "a..b")
+    assert ended.returncode == 18
+    assert "cannot listen on a..b port 0" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def octavo(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*PROGRAM, *argv], capture_output=True, text=True, timeout=30, check=False)

@@ -12,14 +12,14 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from octavo_runtime.engine import memory
-import torch
+import numpy as np
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-torch.ones(1 << 22)  # a large piece was freed before: from now on malloc would keep what is smaller
+np.ones(1 << 22, np.float32)  # a large piece was freed before: from now on malloc would keep what is smaller
 getattr(memory, sys.argv[1])()
-pieces = [torch.ones(1 << 18) for _ in range(64)]
+pieces = [np.ones(1 << 18, np.float32) for _ in range(64)]
 full = resident()
 del pieces[::2]
 print(full - resident())

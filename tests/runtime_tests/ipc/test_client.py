@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from octavo_runtime.domain import EngineConfig, Event, FinishReason, Request, SamplingParams
-from octavo_runtime.errors import EngineDied, InvalidRequest
+from octavo_runtime.errors import CannotListen, EngineDied, InvalidRequest
 from octavo_runtime.ipc.client import EngineClient
 from octavo_runtime.testing import ENGINE_COMMAND, Script, ids, write_model
 
@@ -170,3 +171,19 @@ async def test_engine_killed_ends_each_answer_and_each_resize(tmp_path: Path) ->
             await client.resize(50 * BLOCK)
     finally:
         await client.stop()
+
+
+@pytest.mark.parametrize(
+    ("folder", "told"), [("none", "No such file or directory"), ("n" * 100, "is longer than 107 characters")]
+)
+async def test_start_no_place_for_the_socket(
+    folder: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ("n" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
+    client = EngineClient(EngineConfig("model"), ENGINE_COMMAND)
+    with pytest.raises(CannotListen, match=told) as caught:
+        await client.start()
+    assert "TMPDIR" in caught.value.hint
+    await client.stop()
+    assert [path.name for path in (tmp_path / ("n" * 100)).iterdir()] == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -406,6 +407,36 @@ def test_convert_gguf_target_exists(tmp_path: Path) -> None:
     convert_gguf(tmp_path / "m.gguf", target)
     assert (target / "model.safetensors").is_file()
     assert stat.S_IMODE(target.stat().st_mode) == 0o755
+
+
+def test_convert_gguf_source_that_is_no_file(tmp_path: Path) -> None:
+    for name, told in (("none", "there is no file"), (".", "is a directory"), ("n" * 300, "File name too long")):
+        with pytest.raises(ModelNotFound, match=told):
+            convert_gguf(tmp_path / name, tmp_path / "out")
+
+
+def test_convert_gguf_target_that_cannot_be_written(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    (tmp_path / "file").touch()
+    for target, told in (
+        ("file/out", "File exists"),
+        ("file/in/out", "Not a directory"),
+        ("n" * 300, "File name too long"),
+    ):
+        with pytest.raises(BadFlags, match=f"{target} cannot be written: {told}"):
+            convert_gguf(tmp_path / "m.gguf", tmp_path / target)
+
+
+def test_convert_gguf_disk_full(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        with pytest.raises(BadFlags, match="out cannot be written: File too large"):
+            convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 
 def test_convert_gguf_progress(tmp_path: Path) -> None:

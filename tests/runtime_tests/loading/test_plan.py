@@ -198,6 +198,8 @@ def test_plan_model_for_a_gpu_of_this_size(model: Path) -> None:
 def test_plan_model_for_a_gpu_that_is_too_small(model: Path) -> None:
     with pytest.raises(NotEnoughMemoryForWeights, match=f"take {ELEMENTS * 2} bytes.* has {ELEMENTS * 2 - 1} for them"):
         plan_model(model, config(model, device="cuda"), gpu_memory=(1 << 29) + ELEMENTS * 2 - 1)
+    with pytest.raises(NotEnoughMemoryForWeights, match="a GPU of 1048576 has 0 for them"):
+        plan_model(model, config(model, device="cuda"), gpu_memory=1 << 20)
     with pytest.raises(NotEnoughMemoryForKV, match="one block of 16 tokens"):
         plan_model(model, config(model, device="cuda"), gpu_memory=(1 << 29) + ELEMENTS * 2)
     with pytest.raises(NotEnoughMemoryForKV, match="is to take 536870912 bytes, but beside weights") as raised:
@@ -334,6 +336,16 @@ def test_plan_command_failure(model: Path, tmp_path: Path, capsys: pytest.Captur
     assert run(argv) == 14
     assert json.loads(log.read_text())["code"] == "NotEnoughMemoryForKV"
     assert "--kv-cache-memory 2048" in capsys.readouterr().err
+
+
+def test_plan_command_termination_log_that_cannot_be_written(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "no" / "log"
+    assert run(["plan", str(model), "--termination-log", str(log)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"--termination-log: {log} cannot be written: No such file or directory" in told.err
 
 
 def test_plan_command_imports_no_torch(model: Path) -> None:

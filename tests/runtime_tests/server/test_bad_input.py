@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,11 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
         "type 'audio'; this model takes text",
         "messages",
     ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "a content part of type 'text' without text",
+        "messages",
+    ),
     ({"messages": [{"role": "user", "content": None}]}, "got `null`", "messages"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools is not supported", "tools"),
     ({"tool_choice": "required"}, "tool_choice is not supported", "tool_choice"),
@@ -210,6 +216,47 @@ async def test_completions_refuses_body(served: Served, raw: bytes, said: str) -
     async with served.http.post(COMPLETIONS, data=raw, headers={"Content-Type": "application/json"}) as answer:
         assert answer.status == 400
         assert checked(await answer.json(), said)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "raw"),
+    [("gzip", b"not packed at all"), ("deflate", b"not packed at all")],
+    ids=str,
+)
+async def test_completions_body_that_cannot_be_unpacked(
+    served: Served, encoding: str, raw: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    async with served.http.post(COMPLETIONS, data=raw, headers=headers) as answer:
+        assert answer.status == 400
+        assert (
+            checked(await answer.json(), "the body is not what its headers say: .*content-encoding")["code"]
+            == "invalid_json"
+        )
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01 a greeting of TLS\r\n\r\n",
+        b"GET /version HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n{}",
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n"
+        ),
+    ],
+    ids=lambda sent: str(sent[:40]),
+)
+async def test_what_is_no_http(served: Served, caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.service.port)
+    writer.write(sent)
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 async def test_completions_accepts_what_changes_nothing(served: Served) -> None:
