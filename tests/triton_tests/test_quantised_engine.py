@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,10 @@ def held(executor: TorchExecutor) -> int:
         elif isinstance(value, list):
             for each in value:
                 look(each)
-        elif hasattr(value, "__slots__"):
-            for name in value.__slots__:
-                if not name.endswith("_cache"):
-                    look(getattr(value, name))
+        elif is_dataclass(value):
+            for field in fields(value):
+                if not field.name.endswith("_cache"):
+                    look(getattr(value, field.name))
 
     for part in (decoder._embedding, decoder._norm, decoder._head, decoder._layers):
         look(part)

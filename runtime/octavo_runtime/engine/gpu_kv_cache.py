@@ -65,7 +65,7 @@ def lock_pages(memory: torch.Tensor) -> None:
     Raises:
         NotEnoughMemoryForKV: The host does not let so much be locked.
     """
-    runtime = torch.cuda.cudart()
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     status = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if status:
         raise NotEnoughMemoryForKV(

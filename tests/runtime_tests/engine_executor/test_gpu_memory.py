@@ -109,7 +109,9 @@ class Graph:
 
 def test_cuda_device_captures_where_it_has_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """All graphs on one stream: for each stream that it ever ran on, cuBLAS keeps a workspace."""
-    default, streams, seen = Stream("default"), [], []
+    default = Stream("default")
+    streams: list[Stream] = []
+    seen: list[object] = []
 
     def new_stream(device: object) -> Stream:
         streams.append(Stream(device))
