@@ -12,7 +12,6 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import blake2b
 
 from octavo_runtime.core.beams import BeamSearch
@@ -41,27 +40,15 @@ class OracleError(AssertionError):
 
 def next_token(token_ids: Sequence[int], vocab_size: int, choice: int = 0) -> int:
     """What the oracle's model samples for an answer: a function of the whole prefix."""
-    return _next_token(tuple(token_ids), vocab_size, choice)
+    digest = blake2b(repr((tuple(token_ids), choice)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % vocab_size
 
 
 def logprobs(token_ids: Sequence[int], vocab_size: int) -> list[float]:
     """The likelihoods of the tokens after a prefix: their logarithms, no two alike."""
-    return list(_logprobs(tuple(token_ids), vocab_size))
-
-
-# The same prefixes come again and again: in the plan, in the truth, and in the next request of a small vocabulary.
-@lru_cache(maxsize=1 << 16)
-def _next_token(token_ids: tuple[int, ...], vocab_size: int, choice: int) -> int:
-    digest = blake2b(repr((token_ids, choice)).encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") % vocab_size
-
-
-@lru_cache(maxsize=1 << 16)
-def _logprobs(token_ids: tuple[int, ...], vocab_size: int) -> tuple[float, ...]:
-    digest = blake2b(repr(token_ids).encode(), digest_size=32).digest()
+    digest = blake2b(repr(tuple(token_ids)).encode(), digest_size=32).digest()
     weights = [1 + digest[2 * token] + digest[2 * token + 1] / 256 + token / 2**20 for token in range(vocab_size)]
-    total = sum(weights)
-    return tuple(math.log(weight / total) for weight in weights)
+    return [math.log(weight / sum(weights)) for weight in weights]
 
 
 def candidates(token_ids: Sequence[int], vocab_size: int, count: int) -> list[tuple[int, float]]:
@@ -85,10 +72,8 @@ def expected_answers(request: Request, vocab_size: int, eos_token_ids: Sequence[
         score = 0.0
         reason = None
         while reason is None:
-            prefix = (*prompt, *output)
-            token = next_token(prefix, vocab_size, choice)
-            if sampling.ranks:
-                score += logprobs(prefix, vocab_size)[token]
+            token = next_token([*prompt, *output], vocab_size, choice)
+            score += logprobs([*prompt, *output], vocab_size)[token]
             output.append(token)
             if token in stops:
                 reason = FinishReason.STOP
@@ -249,7 +234,6 @@ class OracleExecutor:
         likelihoods: list[float] = []
         failed: dict[int, str] = {}
         last: dict[int, int] = {}
-        wants = any(sequence.sampling.needs_logprobs for sequence in plan.sequences)
         for position, (sequence, prefix) in enumerate(zip(plan.sequences, tokens, strict=True)):
             count = sequence.num_samples
             if not count:
@@ -263,10 +247,10 @@ class OracleExecutor:
                 continue
             for choice in range(sequence.choice, sequence.choice + count):
                 sampled.append(next_token(prefix, self.vocab_size, choice))
-                if wants:
-                    likelihoods.append(logprobs(prefix, self.vocab_size)[sampled[-1]])
+                likelihoods.append(logprobs(prefix, self.vocab_size)[sampled[-1]])
             last[sequence.number] = sampled[-count]
         self._last = last  # only the step just before may be fed from
+        wants = any(sequence.sampling.needs_logprobs for sequence in plan.sequences)
         return StepResult(sampled, likelihoods if wants else (), failed)
 
 
@@ -323,8 +307,7 @@ class OracleRun:
         result = self.oracle.execute(plan) if plan.has_work else StepResult()
         for event in self.scheduler.apply(plan, result):
             self._take(event)
-        if not self.scheduler.config.check_invariants:  # otherwise it has just done so itself
-            self.scheduler.check_invariants()
+        self.scheduler.check_invariants()
         return plan
 
     def drain(self) -> None:

@@ -7,18 +7,16 @@ import math
 import random
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from octavo_runtime.core.beams import BeamSearch, BeamStep, Hypothesis
 from octavo_runtime.domain import FinishReason
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
 
 Early: TypeAlias = bool | Literal["never"]
 Output: TypeAlias = tuple[int, ...]
@@ -109,9 +107,6 @@ CASES = [
 
 @cache
 def small_llama(seed: int) -> LlamaForCausalLM:
-    # Six seconds of a processor, which a worker that runs none of these tests need not spend.
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB,

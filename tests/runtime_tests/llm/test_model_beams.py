@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo_runtime import LLM, SamplingParams
 
@@ -29,8 +30,6 @@ TIGHT: dict[str, Any] = {
 @pytest.mark.model
 @pytest.mark.timeout(180)  # two models in one process, with others on the machine
 def test_beams_equal_transformers_on_a_real_model(smollm2: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     llm = LLM(smollm2, **TIGHT)
     params = [
         SamplingParams(

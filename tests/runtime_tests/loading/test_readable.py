@@ -43,7 +43,8 @@ def forbidden(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     def open_(self: Path, *given: Any, **named: Any) -> IO[Any]:
         if self.name in names:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
-        return opens(self, *given, **named)
+        opened: IO[Any] = opens(self, *given, **named)
+        return opened
 
     monkeypatch.setattr(Path, "open", open_)
     return names

@@ -6,11 +6,12 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
 from octavo_kernels.linear.reference import dequantised, quantised, rounded_rows
@@ -22,9 +23,6 @@ from octavo_runtime.engine.testing import LoadedExecutor, poison
 from octavo_runtime.loading.plan import plan_model
 from octavo_runtime.loading.spec import QUANTIZATION_CONFIG
 from octavo_runtime.models import native_decoder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 SIZES = {
     "hidden_size": 48,
@@ -67,8 +65,6 @@ GREEDY = SamplingParams(temperature=0, seed=0)
 
 def make(directory: Path, model_type: str, changes: dict[str, Any]) -> PreTrainedModel:
     """Saves a random model; norms and biases are random too, or a mistake in them would not show."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **(SIZES | changes))
     auto: Any = AutoModelForCausalLM  # its methods have no types
@@ -77,15 +73,6 @@ def make(directory: Path, model_type: str, changes: dict[str, Any]) -> PreTraine
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2 + (1.0 if "norm" in name else 0.0))
     model.save_pretrained(directory)
-    return model
-
-
-def make_float32(directory: Path) -> PreTrainedModel:
-    """A saved model, in float32."""
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM  # its methods have no types
-    model: PreTrainedModel = auto.from_pretrained(directory, dtype=torch.float32)
     return model
 
 
@@ -177,7 +164,7 @@ def forced(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_family_many_tokens(forced: str, tmp_path: Path) -> None:
     # More rows than an item of the products has.
     make(tmp_path, "llama", {}).bfloat16().save_pretrained(tmp_path)
-    truth = make_float32(tmp_path)
+    truth = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     executor = load(tmp_path, kv_cache_dtype="float32")
     assert executor.info.kernels == f"native ({forced})"
     prompts = [torch.randint(3, 97, (length,)).tolist() for length in (120, 3, 127)]

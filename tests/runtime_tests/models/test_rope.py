@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from octavo_kernels.testing import assert_close
 from octavo_runtime.loading.spec import decoder_spec
@@ -74,9 +76,6 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("form", ["transformers-4", "transformers-5"])
 def test_inverse_frequencies(case: dict[str, Any], head_dim: int, form: str) -> None:
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     sizes: dict[str, Any] = {
         "hidden_size": 4 * head_dim,
         "num_attention_heads": 4,
