@@ -1,7 +1,8 @@
 """Policies that scale replicas, on the same traces. `make bench-autoscaling`, SHORT=1 for two of the seeds
 
 Every policy runs on every trace (traces.py) with each seed and both start-up times, in a simulated cluster
-(simulation.py). Seeds 6-10 are held out, and what is reported is theirs: tune on `--seeds 1 2 3 4 5`.
+(simulation.py). Seeds 6-10 are held out, and what is reported is theirs: tune on `--seeds 1 2 3 4 5`. What has run
+before with the very same code is not run again (runs.py).
 """
 
 from __future__ import annotations
@@ -9,24 +10,24 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from statistics import fmean, geometric_mean
 
-from bench.autoscaling.baselines import Seen
-from bench.autoscaling.measures import Measures, measure
+from bench.autoscaling.measures import Measures
 from bench.autoscaling.plot import draw
 from bench.autoscaling.policies import BOUND, OURS, POLICIES
-from bench.autoscaling.policy import Policy
-from bench.autoscaling.simulation import Setup, simulate
-from bench.autoscaling.traces import HOUR, TRACES
+from bench.autoscaling.runs import Case, Outcome, Store, carry_out
+from bench.autoscaling.simulation import Setup
+from bench.autoscaling.traces import TRACES
 from bench.report import report, say
 
 _START_UPS = (180.0, 30.0)
 _LEAST = "constant-min"
 _PLOTS = Path(__file__).parent.parent / "results" / "autoscaling"
+_KEPT_RUNS = _PLOTS / "runs"
 _KEPT = 0.01
 """The share of late requests that a policy shall keep to."""
 
@@ -49,54 +50,10 @@ _TARGETS: dict[str, float] = {
 Where = tuple[str, float]
 """A trace and a start-up time."""
 
-Means = Mapping[tuple[str, str, float], "Measures"]
+Means = Mapping[tuple[str, str, float], Measures]
 """By trace, policy and start-up time."""
 
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One run."""
-
-    trace: str
-    policy: str
-    seed: int
-    start_up: float
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What is kept of a run.
-
-    Attributes:
-        measures: How it went.
-        steps: The count, and from when on.
-        worth: The load of each minute.
-    """
-
-    measures: Measures
-    steps: tuple[tuple[float, int], ...]
-    worth: tuple[float, ...]
-
-
 Outcomes = Mapping[Case, Outcome]
-
-
-def carry_out(case: Case) -> Outcome:
-    """Simulates a case."""
-    run = simulate(TRACES[case.trace], case.seed, _maker(case), Setup(start_up=case.start_up))
-    minutes = range(0, int(HOUR), 60)
-    return Outcome(
-        measures=measure(run),
-        steps=((0.0, run.initial), *((decision.time, decision.after) for decision in run.decisions)),
-        worth=tuple(sum(run.worth[minute : minute + 60]) / 60 for minute in minutes),
-    )
-
-
-def _maker(case: Case) -> Callable[[], Policy]:
-    if case.policy != BOUND:
-        return POLICIES[case.policy]
-    worth = TRACES[case.trace].demand(case.seed)[1].tolist()
-    return lambda: Seen(worth)
 
 
 def mean(measures: Iterable[Measures]) -> Measures:
@@ -143,27 +100,18 @@ def figures(means: Means) -> dict[str, float]:
     the cheapest single policy that keeps them wherever any does (`mean_gpu_hours_vs_best_other`). Elsewhere it shall
     have the fewest late requests for each GPU-hour beyond those of constant-min.
 
-    Where the load jumps and `BOUND` does not keep 1 % either, it takes foresight; what is left of `not_kept` is
-    `not_kept_within_reach`. Of climbs that bound tells nothing.
+    Where `BOUND` does not keep 1 % either, it takes foresight; what is left of `not_kept` is `not_kept_within_reach`.
 
     A constant count that is ready before the load comes keeps 1 % where no policy can that sees the load first. So
     beside these each is compared with the cheapest other one that was no later, or the least late one.
     """
-    places = sorted({(trace, start_up) for trace, policy, start_up in means if policy == OURS})
-    at = {
-        where: {
-            policy: found
-            for (trace, policy, start_up), found in means.items()
-            if (trace, start_up) == where and policy != BOUND
-        }
-        for where in places
-    }
-    if not places or any(len(found) == 1 for found in at.values()):
+    at = _places(means)
+    bounds = {where: found.pop(BOUND) for where, found in at.items() if BOUND in found}
+    if not at or any(len(found) == 1 for found in at.values()):
         return {}
-    own = [at[where][OURS] for where in places]
-    no_later = [_no_later(at[where]) for where in places]
+    own = [found[OURS] for found in at.values()]
+    no_later = [_no_later(found) for found in at.values()]
     ratios = [ours.gpu_hours / other.gpu_hours for ours, other in zip(own, no_later, strict=True)]
-    bounds = {(trace, start_up): found for (trace, policy, start_up), found in means.items() if policy == BOUND}
     told = {
         **_kept(at, bounds),
         **_elsewhere(at),
@@ -182,10 +130,7 @@ def figures(means: Means) -> dict[str, float]:
 
 def _kept(at: Mapping[Where, Mapping[str, Measures]], bounds: Mapping[Where, Measures]) -> dict[str, float]:
     """The figures of where some other policy keeps the late requests to 1 %."""
-    keepers = {
-        where: {policy for policy in found if policy != OURS and found[policy].violations <= _KEPT}
-        for where, found in at.items()
-    }
+    keepers = {where: _keepers(found) for where, found in at.items()}
     kept = [where for where, names in keepers.items() if names]
     if not kept:
         return {}
@@ -214,7 +159,7 @@ def _elsewhere(at: Mapping[Where, Mapping[str, Measures]]) -> dict[str, float]:
     ratios = []
     for found in at.values():
         others = [policy for policy in found if policy not in (OURS, _LEAST)]
-        if _LEAST not in found or any(found[policy].violations <= _KEPT for policy in others):
+        if _LEAST not in found or _keepers(found):
             continue
         added = {policy: found[policy].gpu_hours - found[_LEAST].gpu_hours for policy in (OURS, *others)}
         late = {policy: found[policy].violations / hours for policy, hours in added.items() if hours > 0}
@@ -229,6 +174,38 @@ def _no_later(found: Mapping[str, Measures]) -> Measures:
     others = [measures for policy, measures in found.items() if policy != OURS]
     allowed = max(found[OURS].violations, min(measures.violations for measures in others)) + _EQUAL
     return min((one for one in others if one.violations <= allowed), key=lambda one: one.gpu_hours)
+
+
+def not_kept(means: Means) -> str:
+    """Where another policy keeps the late requests to 1 % and ours does not, beside what is possible there (`BOUND`).
+
+    A row for each, with the cheapest of the others that keep them; empty where there is none.
+    """
+    lines = [f"{'late %':12}{'start-up':>9}{OURS:>8}{BOUND:>8}{'kept':>8}"]
+    for where, found in _places(means).items():
+        bound = found.pop(BOUND, None)
+        keepers = _keepers(found)
+        if not keepers or found[OURS].violations <= _KEPT:
+            continue
+        cheapest = min(keepers, key=lambda policy: found[policy].gpu_hours)
+        shares = [found[OURS], bound, found[cheapest]]
+        cells = "".join(f"{100 * share.violations:8.2f}" if share else f"{'-':>8}" for share in shares)
+        hours = f"{found[cheapest].gpu_hours:.2f} GPU-h; ours {found[OURS].gpu_hours:.2f}"
+        lines.append(f"{where[0]:12}{where[1]:9.0f}{cells}  by {cheapest}, {hours}")
+    return "\n".join(lines) if len(lines) > 1 else ""
+
+
+def _places(means: Means) -> dict[Where, dict[str, Measures]]:
+    """By place what each policy did there, where ours ran."""
+    places: dict[Where, dict[str, Measures]] = {}
+    for (trace, policy, start_up), found in sorted(means.items(), key=lambda item: item[0]):
+        places.setdefault((trace, start_up), {})[policy] = found
+    return {where: found for where, found in places.items() if OURS in found}
+
+
+def _keepers(found: Mapping[str, Measures]) -> set[str]:
+    """The other policies that keep the late requests to 1 %."""
+    return {policy for policy, one in found.items() if policy not in (OURS, BOUND) and one.violations <= _KEPT}
 
 
 def verdicts(found: Mapping[str, float]) -> str:
@@ -249,13 +226,15 @@ def main() -> None:
     cases = list(
         itertools.starmap(Case, itertools.product(options.traces, options.policies, options.seeds, options.start_ups))
     )
-    say(f"{len(cases)} runs")
+    store = Store(_KEPT_RUNS)
+    outcomes = store.find(cases)
+    say(f"{len(cases)} runs, {len(outcomes)} of them kept in {_KEPT_RUNS}")
     began = time.monotonic()
-    outcomes: dict[Case, Outcome] = {}
     with ProcessPoolExecutor(options.workers) as pool:
-        futures = {pool.submit(carry_out, case): case for case in cases}
+        futures = {pool.submit(carry_out, case): case for case in cases if case not in outcomes}
         for future in as_completed(futures):
             outcomes[futures[future]] = future.result()
+            store.keep(futures[future], future.result())
             if len(outcomes) % 20 == 0:
                 say(f"{len(outcomes)} of {len(cases)} runs, {time.monotonic() - began:.0f} s")
     means = {
@@ -270,6 +249,8 @@ def main() -> None:
         say(table(trace, means, options.start_ups))
     _plot(outcomes, options)
     found = figures(means)
+    if rows := not_kept(means):
+        say("\n" + rows)
     say("\n" + verdicts(found))
     report("autoscaling", found, _TARGETS, seeds=options.seeds, start_ups=options.start_ups)
 

@@ -30,10 +30,11 @@ class Constant:
 
 
 class Seen:
-    """How late one is who foresees nothing, but sees the load exactly and answers a jump with everything.
+    """How late one is who foresees nothing, but sees the load exactly, and answers what is too much with everything.
 
-    It is told the load of every second that has passed, and keeps replicas for 1/0.95 of the highest. Where that is two
-    more than there are, it asks for all. It lets none go. So it is no autoscaler: what it says is what a jump costs.
+    It is told the load of every second that has passed, and keeps replicas for 1/0.95 of the highest. Once the load is
+    more than it has asked for, it asks for all. It lets none go. So it is no autoscaler: it says what is possible for
+    whoever must see load before asking for replicas, at any cost.
 
     Args:
         worth: The load of each second, in replicas' worth.
@@ -45,8 +46,8 @@ class Seen:
         self._worth = worth
 
     def decide(self, now: float, desired: int, pods: Sequence[PodView]) -> int:  # noqa: ARG002 - it knows the load
-        needed = math.ceil(max(self._worth[: int(now)], default=0.0) / 0.95)
-        return _ALL if needed > desired + 1 else max(desired, needed)
+        highest = max(self._worth[: int(now)], default=0.0)
+        return _ALL if highest > desired else max(desired, math.ceil(highest / 0.95))
 
 
 class KubeAI:

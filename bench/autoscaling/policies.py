@@ -14,7 +14,7 @@ __all__ = ["BOUND", "OURS", "POLICIES"]
 OURS = "ours"
 
 BOUND = "seen"
-"""No policy, but what a jump costs whoever foresees nothing (`baselines.Seen`): it needs to be told the load."""
+"""No policy, but what is possible for whoever foresees nothing (`baselines.Seen`): it needs to be told the load."""
 
 _BUSY = 0.8 * 64
 """Requests of a replica that is busy to 80 %: what somebody would ask for who knows its slots."""

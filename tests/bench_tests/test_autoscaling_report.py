@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench.autoscaling.__main__ import Case, carry_out, figures, mean, table, verdicts
+from bench.autoscaling.__main__ import figures, mean, not_kept, table, verdicts
 from bench.autoscaling.measures import Measures
 from bench.autoscaling.plot import draw
+from bench.autoscaling.runs import Case, Outcome, Store, carry_out, digest
 
 USUAL = Measures(violations=0.02, gpu_hours=5.0, overshoot=1, flaps=2, decision_seconds=5.0, lost_scale_downs=0)
 
@@ -56,6 +59,24 @@ def test_figures_tell_what_of_it_was_within_reach(late: float, within_reach: int
     without = figures(compared(USUAL, other=KEPT))
     assert "not_kept_within_reach" not in without
     assert {name: figure for name, figure in found.items() if name != "not_kept_within_reach"} == without, "no rival"
+
+
+def test_not_kept_has_a_row_for_each_place_that_another_policy_keeps() -> None:
+    seen = replace(USUAL, violations=0.015)
+    dear, cheap = replace(KEPT, gpu_hours=10.0), replace(KEPT, gpu_hours=6.0, violations=0.003)
+    means = compared(USUAL, seen=seen, dear=dear, cheap=cheap) | {
+        ("ramp", "ours", 30.0): KEPT,
+        ("ramp", "cheap", 30.0): KEPT,
+        ("diurnal", "ours", 30.0): USUAL,
+        ("diurnal", "cheap", 30.0): KEPT,
+    }
+    rows = [line.split() for line in not_kept(means).splitlines()[1:]]
+    assert [row[:6] for row in rows] == [
+        ["diurnal", "30", "2.00", "-", "1.00", "by"],
+        ["step", "180", "2.00", "1.50", "0.30", "by"],
+    ]
+    assert rows[1][6:] == ["cheap,", "6.00", "GPU-h;", "ours", "5.00"]
+    assert not not_kept(compared(KEPT, cheap=cheap))
 
 
 def test_verdicts_tell_what_is_met() -> None:
@@ -145,6 +166,26 @@ def test_carry_out_runs_a_policy_on_a_trace() -> None:
 def test_carry_out_tells_the_bound_the_load_that_has_passed() -> None:
     outcome = carry_out(Case("step", "seen", 1, 30.0))
     assert outcome.steps == ((0.0, 1), (5.0, 2), (605.0, 10))
+
+
+def test_store_finds_what_it_has_kept(tmp_path: Path) -> None:
+    first, second, third = (Case("step", policy, 6, 30.0) for policy in ("ours", "seen", "wva"))
+    outcome = Outcome(replace(USUAL, decision_seconds=math.inf), ((0.0, 1), (5.0, 2)), (0.1, 1.0))
+    store = Store(tmp_path / "runs")
+    assert store.find([first]) == {}
+    store.keep(first, outcome)
+    store.keep(second, replace(outcome, worth=(1 / 3,)))
+    assert Store(tmp_path / "runs").find([first, third]) == {first: outcome}
+    assert store.find([second])[second].worth == (1 / 3,)
+
+
+def test_digest_of_ours_hangs_on_its_core_and_that_of_the_others_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [digest.__wrapped__(policy) for policy in ("ours", "wva", "seen")]
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b" " * (path.name == "decide.py"))
+    after = [digest.__wrapped__(policy) for policy in ("ours", "wva", "seen")]
+    assert (before[0] == after[0], before[1:] == after[1:]) == (False, True)
+    assert before[0] != before[1] == before[2]
 
 
 def test_draw_makes_a_row_for_each_policy() -> None:

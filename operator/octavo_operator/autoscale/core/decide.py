@@ -22,12 +22,12 @@ It is averaged over some seconds, but a queue that grows by more than chance exp
 costs is the time until the first new pod serves, and pods that come one after the other are swamped one after the other.
 
 Where demand climbs it is followed to the time when a pod that is created now will serve (trend.py). A service that has
-just begun has no past to follow: it may climb, too. A margin covers how much demand varies; it is wider where a pod
-takes long to start, since what was too little stays too little for as long, though not by as much more as requests
-that come at random explain: that is over within seconds. What waits in a pod stays there, and new pods help with what
-comes instead. So a backlog gets what works it off in the time that a pod takes to start (sooner nobody can help, and
-where that is long, most of it has gone by then), and while more and more wait one replica at least. A queue that is
-full does not: who was refused will not be there when a pod comes.
+just begun has no past to follow: it may climb, too. A margin covers how much demand varies. What requests that come at
+random explain is over within seconds. By how much more one minute differs from the next is learnt from half an hour,
+and counts for more where a pod takes long to start, since what was too little stays too little for as long. What waits
+in a pod stays there, and new pods help with what comes instead. So a backlog gets what works it off in the time that a
+pod takes to start (sooner nobody can help, and where that is long, most of it has gone by then), and while more and
+more wait one replica at least. A queue that is full does not: who was refused will not be there when a pod comes.
 """
 
 import math
@@ -36,7 +36,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from octavo_operator.autoscale.core.curve import ServiceCurve
-from octavo_operator.autoscale.core.trend import LEAST_POINTS, Point, Trend, fit
+from octavo_operator.autoscale.core.trend import LEAST_POINTS, Point, Trend, fit, noise
 from octavo_operator.autoscale.core.values import Decision, Pod, Sample, Settings, Verdict
 
 __all__ = ["State", "decide", "start"]
@@ -75,17 +75,14 @@ NOTHING = 1e-6
 FULL = 0.95
 """The load that replicas are planned for. Queueing makes the rest useless where requests come at random."""
 
-MARGIN = 2.0
-"""Standard deviations of demand that are planned for, ..."""
+MARGIN = 1.25
+"""Standard deviations of demand by chance that are planned for, ..."""
 
-PATIENCE_SECONDS = 90.0
-"""... of what chance does not explain one more for each time as long as this that a pod takes to start, ..."""
+STRAY = (1.2, 72.0)
+"""... and of what chance does not explain so many, and one more for each time as long as this that a pod takes to start."""
 
-HIGHEST = 0.65
-"""... but no further than this share of the way to the highest that was seen, ..."""
-
-BEYOND_SECONDS = 90.0
-"""... and as far as that highest for each time as long as this that a pod takes to start."""
+NOISE_SECONDS = 1800.0
+"""How far back is looked for what demand strays by: a few minutes tell little of how far one may be from the next."""
 
 DRAIN_SECONDS = (30.0, 120.0)
 """In which time a backlog shall be gone at least and at most; between the two, while a pod starts."""
@@ -110,7 +107,7 @@ class State:
         settled_at: from when on demand is measured, after a pod has joined.
         demand: at the decision before.
         block: (begin, sum, count) of the demands of the present block.
-        points: mean demand of the blocks before.
+        points: mean demand of the blocks of the last half hour.
         wanted: (time, replicas) of the last minutes, those left out that a later one exceeds.
     """
 
@@ -188,7 +185,9 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         demand = state.demand
     state = _average(state, demand, now)
     points = _points(state, now)
-    trend = fit(points, now, _chance(state, points))
+    variance = _chance(state, points[-1][1])
+    trend = fit(points, now, variance)
+    spread, stray = min(trend.spread, math.sqrt(variance)), noise(state.points, _chance(state, 1.0))
     waiting = sum(samples[-1].waiting for samples in usable)
     at_once = max(0.0, demand - SURE * chance / state.rate) if state.rate > 0 else demand
     queue = _Queue(
@@ -197,22 +196,25 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         grows=queued > SURE * chance,
     )
     if queue.backlog > 0:
-        # A queue is no noise: what comes in now counts before a block is full, and chance needs no margin.
+        # A queue is no noise: what comes in now counts before a block is full, and what waits needs no margin.
         if at_once > trend.level:
-            trend = Trend(at_once, error=0.0, slope=0.0, spread=0.0, beyond=0.0, highest=0.0, span=trend.span)
-        trend = replace(trend, spread=0.0)
+            trend = Trend(at_once, error=0.0, slope=0.0, spread=0.0, span=trend.span)
+        spread = stray = 0.0
     if _has_just_begun(state, now):
         level = max(trend.level, demand)
         trend = replace(trend, level=level, slope=level / DOUBLING_SECONDS, span=DOUBLING_SECONDS)
-    needed = _needed(settings, trend, queue, state)
-    wanted = _highest(state.wanted, now, _needed(settings, trend, queue, state, silent=silent), settings.stabilization)
+    expected = _expected(trend, state)
+    margin = MARGIN * spread + (STRAY[0] + state.startup / STRAY[1]) * stray * trend.level
+    needed = _needed(settings, expected + margin, queue, state)
+    with_silent = _needed(settings, expected + margin, queue, state, silent=silent)
+    wanted = _highest(state.wanted, now, with_silent, settings.stabilization)
     kept = wanted[0][1]
 
     result, verdict = bounded, Verdict.ENOUGH
     if needed > bounded:
         more, times = STEP
         result = min(needed, max(bounded + more, math.floor(bounded * times)), settings.max_replicas)
-        level = _replicas((trend.level + _margin(trend, state)) / FULL)
+        level = _replicas((trend.level + margin) / FULL)
         verdict = Verdict.DEMAND if level >= needed else Verdict.BACKLOG if queue.backlog > 0 else Verdict.TREND
     elif kept < bounded and now - state.started >= settings.stabilization:
         result = max(kept, settings.min_replicas)
@@ -224,8 +226,8 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         result,
         _unless(verdict, result, desired) if result == bounded else verdict,
         demand=trend.level,
-        expected=_expected(trend, state),
-        spread=trend.spread,
+        expected=expected,
+        spread=math.hypot(spread, stray * trend.level),
         backlog=queue.backlog,
         answered=len(usable),
         silent=silent,
@@ -294,7 +296,7 @@ def _average(state: State, demand: float, now: float) -> State:
     points = state.points
     if count and now - begin >= BLOCK_SECONDS:
         points = (
-            *(point for point in points if now - point[0] < TREND_SECONDS),
+            *(point for point in points if now - point[0] < NOISE_SECONDS),
             _point(state.block, begin + BLOCK_SECONDS),
         )
         count = 0
@@ -303,10 +305,11 @@ def _average(state: State, demand: float, now: float) -> State:
 
 
 def _points(state: State, now: float) -> tuple[Point, ...]:
-    """The blocks, and the present one unless it has just begun: a single sample among means is taken for a climb."""
-    if len(state.points) >= LEAST_POINTS and now - state.block[0] < BLOCK_SECONDS / 3:
-        return state.points
-    return (*state.points, _point(state.block, now))
+    """The trend's blocks, and the present one unless it has just begun: one sample among means is taken for a climb."""
+    points = tuple(point for point in state.points if now - point[0] < TREND_SECONDS)
+    if len(points) >= LEAST_POINTS and now - state.block[0] < BLOCK_SECONDS / 3:
+        return points
+    return (*points, _point(state.block, now))
 
 
 def _point(block: tuple[float, float, int], end: float) -> Point:
@@ -339,7 +342,7 @@ def _growth(usable: Iterable[Sequence[Sample]]) -> tuple[float, float, float]:
     return growth, math.sqrt(variance), queued
 
 
-def _chance(state: State, points: Sequence[Point]) -> float:
+def _chance(state: State, demand: float) -> float:
     """The variance that chance gives the mean demand of a block.
 
     Requests that come at random vary by the root of their number, and if their lengths vary as much as they are long
@@ -347,7 +350,7 @@ def _chance(state: State, points: Sequence[Point]) -> float:
     """
     if state.rate <= 0:
         return 0.0
-    return 2 * points[-1][1] / (state.rate * BLOCK_SECONDS)
+    return 2 * demand / (state.rate * BLOCK_SECONDS)
 
 
 def _has_just_begun(state: State, now: float) -> bool:
@@ -362,15 +365,8 @@ def _expected(trend: Trend, state: State) -> float:
     return trend.level + trend.slope * min(state.startup, trend.span)
 
 
-def _margin(trend: Trend, state: State) -> float:
-    """What demand may vary by until a pod that is created now serves."""
-    spread = MARGIN * trend.spread + state.startup / PATIENCE_SECONDS * trend.beyond
-    return min(spread, trend.highest * (HIGHEST + state.startup / BEYOND_SECONDS))
-
-
-def _needed(settings: Settings, trend: Trend, queue: _Queue, state: State, *, silent: int = 0) -> int:
+def _needed(settings: Settings, demand: float, queue: _Queue, state: State, *, silent: int = 0) -> int:
     """Replicas that demand asks for, if `silent` pods are as loaded as a pod can be."""
-    demand = _expected(trend, state) + _margin(trend, state)
     with_backlog = queue.sure + _extra(queue, state) if queue.backlog > 0 else 0.0
     if silent:
         demand += silent * max(1.0, FULL / settings.target_cache)

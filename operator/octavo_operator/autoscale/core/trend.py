@@ -1,4 +1,4 @@
-"""What demand does: stay, climb, or jump. Which of the three explains the last minutes best.
+"""What demand does: stay, climb, or jump. Which of the three explains the last minutes best; and how much it strays.
 
     stays            climbs              jumps
     · · ·· · ·          · ·                  · ·· ·
@@ -8,16 +8,21 @@
 Only a climb is continued into the future, and only as steeply as its later half still climbs: one that is over has
 become a level. A jump that a straight line was drawn through would be taken for a climb and answered with far too many
 replicas; a climb that is averaged would be answered too late. The three are compared by the Bayesian information
-criterion (Schwarz, 1978): residuals, no smaller than chance makes them, and a price for each parameter. The place of a jump counts as two: it is the best
-of many (Zhang and Siegmund, 2007).
+criterion (Schwarz, 1978): residuals, no smaller than chance makes them, and a price for each parameter. The place of a
+jump counts as two: it is the best of many (Zhang and Siegmund, 2007).
+
+How much demand strays from minute to minute is another question, and wants a longer look: a few minutes that happen to
+be alike say little of the next, and a burst that is over is in none of them to come. So it is a median over half an
+hour, which neither jumps nor bursts move.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from itertools import accumulate
+from statistics import fmean, median
 
-__all__ = ["LEAST_POINTS", "Trend", "fit"]
+__all__ = ["LEAST_POINTS", "Trend", "fit", "noise"]
 
 Point = tuple[float, float]
 """(time, value)."""
@@ -32,8 +37,23 @@ who looks every few seconds sees many."""
 FLOOR = 0.01
 """A variance that any fit has: demand is not measured better than to a tenth of a replica."""
 
-LUCK = 3.0
-"""Standard deviations of a variance that chance may explain."""
+MINUTE = 4
+"""Points in a minute: what demand strays by is what one minute is off from those beside it."""
+
+MEDIAN = 0.455
+"""The median of the square of a normal number."""
+
+LUCK = 4.0
+"""How many times the variance that chance explains may still be chance: a median of few says little."""
+
+LEAST_STRAYED = 4
+"""From how many such comparisons on it is known, ..."""
+
+MOST_STRAYED = 0.25
+"""... and how much of demand it is at most: when a service is young, a jump may be in all of them."""
+
+NOTHING = 1e-6
+"""So little demand is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +65,6 @@ class Trend:
         error: its standard error.
         slope: change per second; 0 unless it climbs or falls.
         spread: standard deviation of the points around it.
-        beyond: the part of it that chance does not explain.
-        highest: how far the highest point is above it, or above what was before the jump.
         span: seconds over which it was seen.
     """
 
@@ -54,8 +72,6 @@ class Trend:
     error: float
     slope: float
     spread: float
-    beyond: float
-    highest: float
     span: float
 
 
@@ -73,42 +89,47 @@ def fit(points: Sequence[Point], now: float, chance: float = 0.0) -> Trend:
     values = [value for _, value in points]
     if count < LEAST_POINTS:
         last = values[-3:]
-        return Trend(sum(last) / len(last), math.sqrt(chance / len(last)), 0.0, 0.0, 0.0, 0.0, span)
+        return Trend(sum(last) / len(last), math.sqrt(chance / len(last)), 0.0, 0.0, span)
     mean = sum(values) / count
     flat = sum((value - mean) ** 2 for value in values)
-    jump, end, at = _jump(values)
+    jump, at = _jump(values)
     slope, line, middle = _line(points, mean)
     costs = ((_cost(flat, count, 1, floor), 0), (_cost(line, count, 2, floor), 1), (_cost(jump, count, 4, floor), 2))
     weight = float(count)  # points that the level is the mean of
     match min(costs)[1]:
         case 0:
-            runs = [[value - mean for value in values]]
             level, slope, variance = mean, 0.0, flat / (count - 1)
         case 1:
-            runs = [[value - mean - slope * (time - middle) for time, value in points]]
             level, variance = mean + slope * (now - middle), line / (count - 2)
             slope, weight = _lasting(points, slope), count / 4  # a line's end is known half as well as its middle
         case _:
-            before, level = fmean(values[:end] or [0.0]), fmean(values[at:])
-            runs = [[value - before for value in values[:end]], [value - level for value in values[at:]]]
-            slope, variance, weight = 0.0, jump / max(1, count - 3), count - at
-    highest = max(max(run) for run in runs if run)
-    error = math.sqrt(max(variance, chance) / weight)
-    return Trend(level, error, slope, math.sqrt(variance), _beyond(runs, chance), highest, span)
+            level, slope, variance, weight = fmean(values[at:]), 0.0, jump / max(1, count - 3), count - at
+    return Trend(level, math.sqrt(max(variance, chance) / weight), slope, math.sqrt(variance), span)
+
+
+def noise(points: Sequence[Point], chance: float) -> float:
+    """What demand strays by from minute to minute, as a share of it, beyond chance: a standard deviation.
+
+    Each minute is compared with the line through those before and after it. A median, so that neither a jump nor a
+    burst counts.
+
+    Args:
+        points: by time, as long back as they tell something.
+        chance: the variance that chance alone gives a point of demand 1; it grows with demand.
+    """
+    sums = [0.0, *accumulate(value for _, value in points)]
+    minutes = [(after - before) / MINUTE for before, after in zip(sums, sums[MINUTE:], strict=False)]
+    found = []
+    for before, value, after in zip(minutes, minutes[MINUTE:], minutes[2 * MINUTE :], strict=False):
+        level = (before + value + after) / 3
+        if level > NOTHING:
+            variance = (before - 2 * value + after) ** 2 / 6 / MEDIAN
+            found.append((variance - LUCK * chance * level / MINUTE) / level**2)
+    return min(MOST_STRAYED, math.sqrt(max(0.0, median(found)))) if len(found) >= LEAST_STRAYED else 0.0
 
 
 def _cost(squares: float, count: int, parameters: int, floor: float) -> float:
     return count * math.log(squares / count + floor) + PRICE * parameters * math.log(count)
-
-
-def _beyond(runs: Sequence[Sequence[float]], chance: float) -> float:
-    """The standard deviation of residuals without what chance may explain, and without the one that is farthest off.
-
-    What a single point says is over before a pod could help. A variance has itself a standard deviation of √(2 / n).
-    """
-    squares = sorted(one * one for run in runs for one in run)[:-1]
-    variance = sum(squares) / (len(squares) - 2)
-    return math.sqrt(max(0.0, variance - chance * (1 + LUCK * math.sqrt(2 / len(squares)))))
 
 
 def _line(points: Sequence[Point], mean: float) -> tuple[float, float, float]:
@@ -129,8 +150,8 @@ def _lasting(points: Sequence[Point], slope: float) -> float:
     return min(slope, max(0.0, recent + error)) if slope > 0 else slope
 
 
-def _jump(values: Sequence[float]) -> tuple[float, int, int]:
-    """Sum of squared residuals of the best jump, and how many points are before it, and which is the first one after.
+def _jump(values: Sequence[float]) -> tuple[float, int]:
+    """Sum of squared residuals of the best jump, and the first point after it.
 
     A point in between may be a mean over the jump itself: if its value is between the two levels, or it is all that is
     left of what was before, it is on neither.
@@ -140,7 +161,7 @@ def _jump(values: Sequence[float]) -> tuple[float, int, int]:
         sums.append((sums[-1][0] + value, sums[-1][1] + value * value))
     count = len(values)
     total, squares = sums[-1]
-    best = (math.inf, 0, 0)
+    best = (math.inf, 0)
     for at in range(1, count):
         after = (total - sums[at][0]) / (count - at)
         right = squares - sums[at][1] - after * (total - sums[at][0])
@@ -148,5 +169,5 @@ def _jump(values: Sequence[float]) -> tuple[float, int, int]:
             before = sums[end][0] / end if end else math.nan
             if end in {0, at} or min(before, after) < values[end] < max(before, after):
                 left = sums[end][1] - before * sums[end][0] if end else 0.0
-                best = min(best, (max(0.0, left + right), end, at))
+                best = min(best, (max(0.0, left + right), at))
     return best
