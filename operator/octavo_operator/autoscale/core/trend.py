@@ -43,7 +43,7 @@ MINUTE = 4
 MEDIAN = 0.455
 """The median of the square of a normal number."""
 
-LUCK = 4.0
+LUCK = 8.0
 """How many times the variance that chance explains may still be chance: a median of few says little."""
 
 LEAST_STRAYED = 4
