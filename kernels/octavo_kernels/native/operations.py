@@ -25,7 +25,7 @@ def pool_order(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, 
     def ordered(cache: torch.Tensor, *order: int) -> torch.Tensor:
         rows, scales = cache[..., :dim].permute(order), cache[..., dim:].permute(0, 2, 1, 3)
         if cache.dtype == torch.bfloat16:  # two rows side by side
-            rows = rows.unflatten(2, (-1, 2)).transpose(3, 4)
+            rows = rows.reshape(*rows.shape[:2], -1, 2, rows.shape[3]).transpose(3, 4)
         return torch.cat((rows.flatten(2), scales.flatten(2)), dim=2).view(cache.shape)
 
     return ordered(keys, 0, 2, 3, 1), ordered(values, 0, 2, 1, 3)
