@@ -69,11 +69,11 @@ def _attend(
         if k_scales is not None:
             # Eight bits are exact in 16; values in bfloat16, in which no weight times a scale becomes 0 or infinite.
             k = k.to(q.dtype)
-            v = v.to(tl.float32 if UPCAST else tl.bfloat16)
             # Behind the numbers of a block, BLOCK_SIZE scales of each kv head.
             scale_at = scale_block + positions % BLOCK_SIZE
             k_scale = tl.load(k_scales + scale_at, mask=inside if MASKED else None, other=0.0 if MASKED else None)
-            v_scale = tl.load(v_scales + scale_at, mask=inside if MASKED else None, other=0.0 if MASKED else None)
+            if q.shape[0] < 64:
+                v_scale = tl.load(v_scales + scale_at, mask=inside if MASKED else None, other=0.0 if MASKED else None)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
         if k_scales is not None:
             scores *= k_scale[None, :]
@@ -93,6 +93,10 @@ def _attend(
         shrink = tl.exp2(largest - base)
         total = total * shrink + tl.sum(weights, 1)
         if k_scales is not None:
+            # Widened, and in the large tiles of a prefill scaled, as late as can be: registers are scarce before.
+            v = v.to(tl.float32 if UPCAST else tl.bfloat16)
+            if q.shape[0] >= 64:
+                v_scale = tl.load(v_scales + scale_at, mask=inside if MASKED else None, other=0.0 if MASKED else None)
             # A scale that is no number shows in the rows that see it, and in no other.
             weights = tl.where(weights == 0, 0.0, weights * v_scale[None, :]) if MASKED else weights * v_scale[None, :]
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
@@ -207,6 +211,13 @@ def prefill_kernel(
     if ALL:  # padding of a captured graph has no context
         acc = tl.where(context_len > 0, acc, 0.0)
         total = tl.where(context_len > 0, total, 1.0)
+    # What says where the result goes is read once more, so that it takes no registers until here: the widest tiles over a
+    # cache in eight bits have none to spare.
+    start = tl.load(query_starts + low, volatile=True)
+    query_len = tl.load(query_starts + low + 1, volatile=True) - start
+    token = (tile - start // TILE_Q - low) * TILE_Q + rows // GROUP
+    there = ((rows < TILE_Q * GROUP) & (token < query_len))[:, None] & (dims < HEAD_DIM)[None, :]
+    q_row = (start + token).to(tl.int64)
     result = (acc / total[:, None]).to(out.dtype.element_ty)
     out_row = q_row * (tl.num_programs(1) * GROUP) + q_head
     tl.store(out + (out_row * HEAD_DIM)[:, None] + dims[None, :], result, mask=there)
