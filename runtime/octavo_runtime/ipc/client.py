@@ -252,8 +252,10 @@ class EngineClient:
 
     def _send(self, message: FromServer) -> None:
         if self.failure is None:
-            # Without a high-water mark the frame is queued at once: nothing to wait for.
-            self._socket.send(self._encoder.encode(message))
+            # Without a high-water mark the frame is queued at once, unless the other end is gone: then the engine has
+            # ended, and `_watch` is about to tell everybody.
+            with contextlib.suppress(zmq.Again):
+                self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
             # To send may take the news from the socket's descriptor that there is something to read.
             self._loop.call_soon(self._read)
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import zmq
 
 from octavo_runtime.domain import EngineConfig, Event, FinishReason, Request, SamplingParams
 from octavo_runtime.errors import CannotListen, EngineDied, InvalidRequest
@@ -169,6 +171,26 @@ async def test_engine_killed_ends_each_answer_and_each_resize(tmp_path: Path) ->
             await waiting
         with pytest.raises(EngineDied):
             await client.resize(50 * BLOCK)
+    finally:
+        await client.stop()
+
+
+async def test_engine_killed_is_no_reason_to_wait(tmp_path: Path) -> None:
+    """The socket knows that the other end is gone before anybody knows that the process is."""
+    client = await start(tmp_path)
+    try:
+        async with aclosing(client.stream([request("a", n=2, max_tokens=100_000)])) as arrivals:
+            await anext(arrivals)
+            os.kill(client.pid, signal.SIGKILL)
+            until = time.monotonic() + 20
+            while client._socket.poll(10, zmq.POLLOUT):  # and the loop does not get its turn meanwhile
+                assert time.monotonic() < until, "the socket did not notice"
+            assert client.failure is None
+            client.abort("a", 0)
+            client.abort("a")
+            with pytest.raises(EngineDied):
+                await asyncio.wait_for(client.resize(150 * BLOCK), 20)
+        assert client.num_open == 0
     finally:
         await client.stop()
 
