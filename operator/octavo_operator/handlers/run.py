@@ -1,6 +1,7 @@
 """The parts put together: runs until a signal, or until a part ends by itself."""
 
 import asyncio
+import gc
 import logging
 import signal
 import time
@@ -31,6 +32,7 @@ async def run(settings: Settings) -> None:
     Raises:
         OperatorError: it cannot start, or a part of it ended by itself.
     """
+    _tame_collections()
     metrics, store = Metrics(), Store()
     client = await KubernetesClient.connect(settings.kubeconfig)
     elector = Elector(client, settings.lease, new_identity()) if settings.lease is not None else None
@@ -71,6 +73,16 @@ async def run(settings: Settings) -> None:
     finally:
         await server.cleanup()
         await client.close()
+
+
+def _tame_collections() -> None:
+    """Keeps Python's collector from holding the event loop.
+
+    A full collection walks through every object there is, 70 ms of processor with 800 InferenceServices, of which what
+    has been imported is half; in a burst there was one every few seconds.
+    """
+    gc.freeze()  # what has been imported lives as long as the process
+    gc.set_threshold(20_000, 20, 20)
 
 
 async def _supervise(
