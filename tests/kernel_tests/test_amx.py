@@ -95,3 +95,30 @@ def test_linear_quantised_is_that_of_vnni(
         for of_isa in operations.values()
     ]
     assert torch.equal(*got)
+
+
+@given(
+    bits=st.sampled_from([4, 8]),
+    rows=st.sampled_from([1, 11, 12, 13, 15, 16, 17, 27, 28, 33, 240, 243, 257]),
+    out=st.sampled_from([1, 16, 33, 64, 100, 1100]),
+    groups=st.integers(1, 5),
+    bias=st.booleans(),
+    add=st.booleans(),
+)
+@settings(max_examples=120)
+def test_linear_of_groups_is_that_of_vnni(
+    operations: dict[str, Operations], bits: int, rows: int, out: int, groups: int, bias: bool, add: bool
+) -> None:
+    generator = torch.Generator().manual_seed(rows + out + groups)
+    x, offset, before = (
+        torch.randn(shape, generator=generator) for shape in ((rows, groups * 32), (out,), (rows, out))
+    )
+    x[0, 0], x[-1] = 1e3, 0  # one number that leaves few bits for its row's others, and a row of zeros
+    quants = torch.randint(0, 256, (out, groups * 4 * bits), generator=generator, dtype=torch.uint8)
+    scales, minima = torch.randn(2, out, groups, generator=generator).half()
+    parts = (quants, scales, minima) if bits == 4 else (quants.view(torch.int8), scales, None)
+    got = [
+        of_isa.linear_of_groups(x, *parts, offset if bias else None, before.clone() if add else None)
+        for of_isa in operations.values()
+    ]
+    assert torch.equal(*got)

@@ -57,7 +57,7 @@ def test_linear_of_groups_many_rows(native: Operations, bits: int, rows: int) ->
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("rows", [1, 8, 39])
+@pytest.mark.parametrize("rows", [1, 8, 39, 250])
 def test_linear_of_groups_row_is_the_same_in_any_batch(native: Operations, bits: int, rows: int) -> None:
     x, parts, bias = random(rows, 576), weight(bits, 100, 18), random(100, seed=2)
     together = native.linear_of_groups(x, *parts, bias)

@@ -17,7 +17,9 @@
 //
 //     y = step * sum over groups (scale * (sum of q * t) + minimum * (sum of t))
 //
-// in one order, whatever else is in the batch, and the same on all instruction sets.
+// in one order, whatever else is in the batch, and the same on all instruction sets. Few rows unpack each group again
+// where they need it; for many an item's panels are widened once, to 16 bits, or for matrix registers as group_tiles.h
+// says.
 #pragma once
 
 #include "../native/rows.h"
@@ -29,6 +31,7 @@ namespace OCTAVO_ISA {
 constexpr int64_t kGroup = 32;  // inputs
 constexpr int kPairs = kGroup / 2;
 constexpr float kGroupSteps = 32767;
+constexpr int64_t kWidenGroupsFrom = 16;  // rows
 
 using Whole = typename Types<kLanes>::Int;
 typedef uint16_t UnsignedPairs __attribute__((vector_size(4 * kLanes)));
@@ -96,6 +99,39 @@ struct EightBits {
   }
 };
 
+// The same group with its quants widened to 16 bits, pair by pair, for many rows: [16 pairs][16 outputs][2], then its
+// scales and minima as they are.
+template <class Bits>
+struct Widened {
+  static constexpr int64_t kQuants = kPanel * kGroup * (int64_t)sizeof(int16_t);
+  static constexpr int64_t kBytes = kQuants + Bits::kBytes - Bits::kQuants;
+  static constexpr bool kMinima = Bits::kMinima;
+
+  static constexpr int kPairsAtOnce = 1;
+  using Packed = SignedPairs;
+
+  OCTAVO_INLINE static Packed load(const uint8_t* group, int block, int output) {
+    Packed pairs;
+    memcpy(&pairs, group + (block * kPanel + output) * 2 * (int64_t)sizeof(int16_t), sizeof pairs);
+    return pairs;
+  }
+
+  OCTAVO_INLINE static SignedPairs pair(Packed pairs, int) { return pairs; }
+
+  static void widen(const uint8_t* group, uint8_t* to) {
+    for (int output = 0; output < kPanel; output += kLanes)
+      for (int block = 0; block < kPairs / Bits::kPairsAtOnce; block++) {
+        const typename Bits::Packed packed = Bits::load(group, block, output);
+        for (int n = 0; n < Bits::kPairsAtOnce; n++) {
+          const SignedPairs pairs = Bits::pair(packed, n);
+          const int64_t pair = block * Bits::kPairsAtOnce + n;
+          memcpy(to + (pair * kPanel + output) * 2 * (int64_t)sizeof(int16_t), &pairs, sizeof pairs);
+        }
+      }
+    memcpy(to + kQuants, group + Bits::kQuants, kBytes - kQuants);
+  }
+};
+
 template <class Bits>
 OCTAVO_INLINE const Half* scales_of(const uint8_t* group) {
   return (const Half*)(group + Bits::kQuants);
@@ -109,15 +145,29 @@ OCTAVO_INLINE const Half* minima_of(const uint8_t* group) {
 // All rows of x, in memory of `groups_room` numbers.
 struct RoundedRows {
   float* steps;     // of each row
-  float* sums;      // [rows][groups], of t
+  float* sums;      // [groups][stride], of t
   int16_t* values;  // [rows][in]: t
-  int64_t in;
+  int64_t in, stride;
+
+  RoundedRows(const Linear& l, int64_t rows, float* memory)
+      : steps(memory),
+        sums(memory + rows),
+        values((int16_t*)(sums + l.in / kGroup * stride_of(rows))),
+        in(l.in),
+        stride(stride_of(rows)) {}
+
+  // Whole tiles of rows may be read.
+  static int64_t stride_of(int64_t rows) { return divided_up(rows, 16) * 16; }
 };
 
-inline int64_t groups_room(const Linear& l, int64_t rows) { return rows * (1 + l.in / kGroup + l.in / 2); }
+inline int64_t groups_room(const Linear& l, int64_t rows) {
+  return rows * (1 + l.in / 2) + l.in / kGroup * RoundedRows::stride_of(rows);
+}
 
-// A row with a number that is not finite has a step of NaN, and so has its result.
-inline void round_row(const float* x, const RoundedRows& to, int64_t row) {
+// put(i, values): takes t[i] and those behind it. A row with a number that is not finite has a step of NaN, and so has
+// its result.
+template <class Put>
+inline void round_row(const float* x, const RoundedRows& to, int64_t row, const Put& put) {
   const Vec<kLanes> rounder = splat<kLanes>(12582912.0f);  // 1.5 * 2^23 leaves a whole number in the low bits
   const Size size = size_of(x, to.in);
   const float factor = size.largest > 1e-30f ? kGroupSteps / size.largest : 0;
@@ -127,10 +177,10 @@ inline void round_row(const float* x, const RoundedRows& to, int64_t row) {
     for (int64_t i = group * kGroup; i < (group + 1) * kGroup; i += kLanes) {
       const Vec<kLanes> shifted = load<kLanes>(x + i) * factor + rounder;
       const Shorts values = __builtin_convertvector((Whole)shifted - (Whole)rounder, Shorts);
-      memcpy(to.values + row * to.in + i, &values, sizeof values);
+      put(i, values);
       total += shifted - rounder;
     }
-    to.sums[row * (to.in / kGroup) + group] = sum<kLanes>(total);
+    to.sums[group * to.stride + row] = sum<kLanes>(total);
   }
 }
 
@@ -170,7 +220,7 @@ struct GroupsTile {
         for (int m = 0; m < M; m++) totals[m][v] += __builtin_convertvector(sums[m][v], Vec<kLanes>) * scales;
         if constexpr (Bits::kMinima) {
           const Vec<kLanes> minima = load<kLanes>(minima_of<Bits>(group[v]) + output(v));
-          for (int m = 0; m < M; m++) totals[m][v] += minima * x.sums[(row + m) * groups + g];
+          for (int m = 0; m < M; m++) totals[m][v] += minima * x.sums[g * x.stride + row + m];
         }
       }
     }
@@ -182,29 +232,43 @@ struct GroupsTile {
   static OCTAVO_INLINE int output(int v) { return v % kVectorsOfPanel * kLanes; }
 };
 
-template <class Bits, int V>
-inline void groups_columns(const Linear& l, const uint8_t* panels, int64_t column, const RoundedRows& x,
-                           const Target& y, int64_t row, int64_t rows) {
-  in_tiles<3, 2, 1>(row + rows, GroupsTile<Bits, V>{l, panels, column, x, y}, row);
+// `count` panels, of which the first is that of `column`, and rows from `row` to `end`, in tiles of so many rows.
+template <class Bits, int... Rows>
+inline void groups_panels(const Linear& l, const uint8_t* panels, int64_t count, int64_t column, const RoundedRows& x,
+                          const Target& y, int64_t row, int64_t end) {
+  constexpr int together = kTileVectors / kVectorsOfPanel;  // panels of the widest tile
+  const int64_t panel = l.in / kGroup * Bits::kBytes;
+  int64_t done = 0;
+  for (; done + together <= count; done += together)
+    in_tiles<Rows...>(end, GroupsTile<Bits, kTileVectors>{l, panels + done * panel, column + done * kPanel, x, y}, row);
+  if constexpr (together > 2)
+    for (; done + 2 <= count; done += 2)
+      in_tiles<Rows...>(end, GroupsTile<Bits, 2>{l, panels + done * panel, column + done * kPanel, x, y}, row);
+  for (; done < count; done++)
+    in_tiles<Rows...>(end, GroupsTile<Bits, kVectorsOfPanel>{l, panels + done * panel, column + done * kPanel, x, y},
+                      row);
 }
 
 template <class Bits>
 inline void groups_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
                           int64_t rows, float* memory) {
   const int64_t groups = l.in / kGroup, panel = groups * Bits::kBytes;
-  const RoundedRows rounded{memory, memory + rows, (int16_t*)(memory + rows * (1 + groups)), l.in};
-  each_row(threads, rows, l.in, [&](int64_t row) { round_row(x + row * x_stride, rounded, row); });
-  constexpr int together = kTileVectors / kVectorsOfPanel;  // panels of the widest tile
-  linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
+  const RoundedRows rounded(l, rows, memory);
+  each_row(threads, rows, l.in, [&](int64_t row) {
+    int16_t* to = rounded.values + row * l.in;
+    round_row(x + row * x_stride, rounded, row,
+              [&](int64_t i, Shorts values) { memcpy(to + i, &values, sizeof values); });
+  });
+  linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     const uint8_t* panels = (const uint8_t*)l.weight + first * panel;
-    int64_t done = 0;
-    for (; done + together <= count; done += together)
-      groups_columns<Bits, kTileVectors>(l, panels + done * panel, (first + done) * kPanel, rounded, y, row, part);
-    if constexpr (together > 2)
-      for (; done + 2 <= count; done += 2)
-        groups_columns<Bits, 2>(l, panels + done * panel, (first + done) * kPanel, rounded, y, row, part);
-    for (; done < count; done++)
-      groups_columns<Bits, kVectorsOfPanel>(l, panels + done * panel, (first + done) * kPanel, rounded, y, row, part);
+    if (part < kWidenGroupsFrom) {
+      groups_panels<Bits, 3, 2, 1>(l, panels, count, first * kPanel, rounded, y, row, row + part);
+      return;
+    }
+    uint8_t* wide = (uint8_t*)threads.scratch(thread);
+    for (int64_t g = 0; g < count * groups; g++)
+      Widened<Bits>::widen(panels + g * Bits::kBytes, wide + g * Widened<Bits>::kBytes);
+    groups_panels<Widened<Bits>, 6, 4, 2, 1>(l, wide, count, first * kPanel, rounded, y, row, row + part);
   });
 }
 

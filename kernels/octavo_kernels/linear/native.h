@@ -14,7 +14,7 @@
 // memory is the time that it takes. For many rows a panel in a narrow type is widened once, into a cache, before they
 // all go through it. Weights stay in the type that they were stored in, or are int8 with a scale for each output, which
 // the sums are multiplied by; sums are float32. Where there are instructions for int8, quads.h has another form, and
-// where there are matrix registers, tiles.h. Weights that are stored in groups are in groups.h.
+// where there are matrix registers, tiles.h. Weights that are stored in groups are in groups.h and group_tiles.h.
 //
 // Where rows of x are to be rounded to eight bits, and there are no instructions for them, they are whole numbers times a
 // step in float32.
@@ -22,6 +22,7 @@
 
 #include <math.h>
 
+#include "group_tiles.h"
 #include "groups.h"
 #include "quad_tiles.h"
 #include "quads.h"
@@ -43,6 +44,7 @@ inline int64_t panel_numbers(const Linear& l) {
   return kPanel * (l.type == kBFloat16 ? divided_up(l.in, 2) * 2 : l.in);
 }
 
+// Bytes for four panels in float32, which is more than those of groups take in 16 bits.
 inline int64_t linear_scratch(const Linear& l) { return kWidePanels * panel_numbers(l) * (int64_t)sizeof(float); }
 
 // M rows through V vectors of columns.
@@ -136,6 +138,15 @@ inline void linear_of_bytes(Threads& threads, const Linear& l, const float* x, i
   linear_typed<Int8>(threads, l, memory, l.in, y, rows);
 }
 
+template <class Bits>
+inline void linear_of_groups(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
+                             int64_t rows, float* memory) {
+#ifdef __AMX_TILE__
+  if (rows >= kGroupTilesFrom) return group_tiles_linear<Bits>(threads, l, x, x_stride, y, rows, memory);
+#endif
+  groups_linear<Bits>(threads, l, x, x_stride, y, rows, memory);
+}
+
 // Numbers that `linear` needs beside what it reads and writes.
 inline int64_t linear_room(const Linear& l, int64_t rows) {
   switch (l.type) {
@@ -171,8 +182,8 @@ inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_
     case kInt8:
       return l.int8_rows ? linear_of_bytes(threads, l, x, x_stride, y, rows, memory)
                          : linear_typed<Int8>(threads, l, x, x_stride, y, rows);
-    case kGroups4: return groups_linear<FourBits>(threads, l, x, x_stride, y, rows, memory);
-    case kGroups8: return groups_linear<EightBits>(threads, l, x, x_stride, y, rows, memory);
+    case kGroups4: return linear_of_groups<FourBits>(threads, l, x, x_stride, y, rows, memory);
+    case kGroups8: return linear_of_groups<EightBits>(threads, l, x, x_stride, y, rows, memory);
     default: return linear_typed<float>(threads, l, x, x_stride, y, rows);
   }
 }
