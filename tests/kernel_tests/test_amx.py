@@ -116,7 +116,9 @@ def test_linear_of_groups_is_that_of_vnni(
     x[0, 0], x[-1] = 1e3, 0  # one number that leaves few bits for its row's others, and a row of zeros
     quants = torch.randint(0, 256, (out, groups * 4 * bits), generator=generator, dtype=torch.uint8)
     scales, minima = torch.randn(2, out, groups, generator=generator).half()
-    parts = (quants, scales, minima) if bits == 4 else (quants.view(torch.int8), scales, None)
+    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] = (quants, scales, minima)
+    if bits == 8:
+        parts = quants.view(torch.int8), scales, None
     got = [
         of_isa.linear_of_groups(x, *parts, offset if bias else None, before.clone() if add else None)
         for of_isa in operations.values()
