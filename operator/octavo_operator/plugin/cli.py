@@ -35,7 +35,7 @@ examples:
 exit codes:
   0  yes
   1  no, or not yet; each command says what that means
-  2  the command line cannot be understood
+  2  the command line, or a file that it names, cannot be used
   3  there is no answer: no way to the cluster, no such object, missing rights
 """
 
