@@ -66,7 +66,7 @@ async def run(settings: Settings) -> None:
     except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
         await client.close()
         raise SettingsError(
-            f"cannot listen on {settings.host}:{settings.port}: {error}; choose another --port"
+            f"cannot listen on {settings.host or '*'}:{settings.port}: {error}; choose another --port"
         ) from error
     try:
         await _supervise(controller, autoscaler, elector, client, settings)
