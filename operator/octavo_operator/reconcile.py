@@ -254,8 +254,13 @@ class Reconciler:
             self._metrics.writes.labels(REVISION.kind).inc()
             self._store.upsert(REVISION, answer)
         for manifest in pinned.obsolete:
-            with suppress(Gone):
-                await self._port.remove(REVISION, manifest)
+            try:
+                with suppress(Gone):
+                    await self._port.remove(REVISION, manifest)
+            except Rejected as error:
+                # One too many harms nobody, and the next look tries again.
+                logger.warning("%s %s was not deleted: %s", REVISION.kind, manifest["metadata"]["name"], error)
+                continue
             self._metrics.writes.labels(REVISION.kind).inc()
             memory.decisions.append((self._now(), unpinned(manifest)))
         return []

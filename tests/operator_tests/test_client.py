@@ -9,6 +9,7 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException
 
 from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, POD, SERVICE
 from octavo_operator.cluster.client import KubernetesClient
@@ -174,6 +175,21 @@ async def test_call_without_a_server_is_unavailable(unused_tcp_port: int) -> Non
     with pytest.raises(Unavailable, match="GET /api/v1/namespaces/default/services/chat"):
         await client.get(SERVICE, "default", "chat")
     await client.close()
+
+
+@pytest.mark.parametrize("error", [ConfigException("Token file exists but empty."), FileNotFoundError("token")])
+async def test_call_while_the_token_is_being_replaced_is_unavailable(error: Exception) -> None:
+    def reads_again(_: Configuration) -> None:
+        raise error
+
+    configuration = Configuration(host="http://127.0.0.1:1", api_key={"BearerToken": "bearer old"})
+    configuration.refresh_api_key_hook = reads_again  # type: ignore[assignment] # theirs says None
+    client = KubernetesClient(configuration)
+    try:
+        with pytest.raises(Unavailable, match=str(error)):
+            await client.get(SERVICE, "default", "chat")
+    finally:
+        await client.close()
 
 
 async def test_call_cut_off_in_the_middle_is_unavailable() -> None:

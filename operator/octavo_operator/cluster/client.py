@@ -247,13 +247,13 @@ class KubernetesClient:
         Raises:
             ClusterError: there is none, or it broke off.
         """
-        # The body is none of its arguments: it would be copied, value by value, in search of typed models.
-        request = await self._api.param_serialize(
-            method, path, query_params=list(query), header_params=headers or {}, auth_settings=["BearerToken"]
-        )
-        verb, url, given, *_ = request
         what = f"{method} {path}"
         try:
+            # The body is none of its arguments: it would be copied, value by value, in search of typed models.
+            request = await self._api.param_serialize(
+                method, path, query_params=list(query), header_params=headers or {}, auth_settings=["BearerToken"]
+            )
+            verb, url, given, *_ = request
             answer = await self._api.call_api(verb, url, given, body, _request_timeout=patience)
             response: aiohttp.ClientResponse = answer.response
             async with response:
@@ -261,7 +261,8 @@ class KubernetesClient:
                     text = await response.read()
                     raise _error(what, response.status, _parsed(text) or {"message": _shown(text)})
                 yield response
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, config.ConfigException) as error:
+            # The latter of credentials that are read again and are not there for a moment.
             raise Unavailable(f"{what}: {str(error) or type(error).__name__}") from error
 
 
