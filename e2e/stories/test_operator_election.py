@@ -188,7 +188,7 @@ def test_second_operator_without_a_lease_is_told_and_not_fought_for_ever(world: 
         assert "perhaps a second operator serves this namespace" in told["message"]
         assert other.stop() == 0
         # Within the minute that the one was patient for, and a quarter more.
-        eventually(lambda: condition(kubectl.get("isvc", "chat"), "UpdatePending")["reason"] == "UpToDate", 80)
+        eventually(lambda: condition(kubectl.get("isvc", "chat"), "UpdatePending")["reason"] == "UpToDate", 90)
     finally:
         for process in (one, other):
             if process.process is not None and process.process.poll() is None:
