@@ -85,6 +85,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (runtime(extraArgs=["--no-enable-prefix-caching"]), "--no-enable-prefix-caching has a field of its own"),
     (runtime(env=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]), "Duplicate value"),
     (runtime(volumeMounts=[{"name": "nowhere", "mountPath": "/x"}]), "must be a volume of podTemplate.spec.volumes"),
+    (runtime(securityContext={"privileged": True}), 'unknown field "spec.runtime.securityContext.privileged"'),
     (runtime(turbo=True), 'unknown field "spec.runtime.turbo"'),
     (
         {**runtime(volumeMounts=[{"name": "extra", "mountPath": "/models"}]), **volume(emptyDir={})},
@@ -93,6 +94,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"parallelism": {"tensor": 2}}, "tensor parallelism is not built yet; use tensor: 1"),
     ({"parallelism": {"nodes": 2}}, "replicas over several nodes are not built yet; use nodes: 1"),
     ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, "asks for more GPUs per pod than parallelism.tensor uses"),
+    ({"resources": {"limits": {"nvidia.com/gpu.shared": 2}}}, "asks for more GPUs per pod than parallelism.tensor uses"),
     ({"resources": {"limits": {"nvidia.com/gpu": 1}}, **runtime(device="cpu")}, "would stand idle; remove one of the two"),
     ({"resources": {"limits": {"memory": "3 GB"}}}, "must be a quantity from 0 up, such as 500m, 2 or 3Gi"),
     ({"resources": {"limits": {"cpu": 1}, "requests": {"cpu": "1500m"}}}, "a request is larger than the limit"),
@@ -161,6 +163,8 @@ TAKEN: list[dict[str, Any]] = [
     runtime(kvCacheMemory="1.5Gi", env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
     {"resources": {"limits": {"nvidia.com/gpu": "1", "cpu": "2000m"}, "requests": {"cpu": 2}}},
     {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
+    {"resources": {"limits": {"gpu.intel.com/i915": 1, "gpu.intel.com/memory.max": "8G"}}},
+    runtime(securityContext={"readOnlyRootFilesystem": False}),
     {"rollout": {"type": "Recreate", "drainSeconds": 0}, "replicas": 0},
     {"rollout": {"type": "RollingUpdate", "maxSurge": 0, "maxUnavailable": 1}},
     {

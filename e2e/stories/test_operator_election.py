@@ -175,3 +175,21 @@ def test_lease_that_may_not_be_read_is_no_readiness(world: World) -> None:
         assert not process.is_ready()
     finally:
         process.stop()
+
+
+def test_second_operator_without_a_lease_is_told_and_not_fought_for_ever(world: World, kubectl: Kubectl) -> None:
+    """Both lead over the same objects, with other default images: each has its own idea of UpdatePending."""
+    one, other = world.operator(), world.operator("--runtime-image=ANOTHER-IMAGE")
+    one.start()
+    try:
+        followed(kubectl, 80)
+        other.start()
+        (told,) = eventually(lambda: kubectl.get("events", "--field-selector=reason=Contested"), 30)
+        assert "perhaps a second operator serves this namespace" in told["message"]
+        assert other.stop() == 0
+        # Within the minute that the one was patient for, and a quarter more.
+        eventually(lambda: condition(kubectl.get("isvc", "chat"), "UpdatePending")["reason"] == "UpToDate", 90)
+    finally:
+        for process in (one, other):
+            if process.process is not None and process.process.poll() is None:
+                process.stop()

@@ -232,6 +232,15 @@ def test_namespaced_operator_needs_roles_only(world: World, kubectl: Kubectl) ->
         assert "orbidden" not in process.log.read_text()
     finally:
         assert process.stop() == 0
+    # A namespace in which it has no Role, as one that was deleted, holds up no other.
+    process = world.operator(f"--namespaces={other.namespace},{kubectl.namespace}", account="narrow")
+    process.start()
+    try:
+        follows(kubectl, 3, SOON)
+        assert missing(other, "deployment")
+        assert "a namespace is left alone" in process.log.read_text()
+    finally:
+        assert process.stop() == 0
 
 
 def test_role_grants_these_rights_and_no_others(world: World) -> None:

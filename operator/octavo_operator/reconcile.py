@@ -1,12 +1,12 @@
 """Looking at one InferenceService: observe → desired → plan → apply → status."""
 
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from math import inf
 
 from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import (
@@ -17,26 +17,27 @@ from octavo_operator.api.names import (
     OPERATOR,
     POD,
     REVISION,
-    SERVICE,
     SERVICE_ACCOUNT,
     STATUS_MANAGER,
     UPDATE_ANNOTATION,
     Key,
-    Kind,
     Manifest,
+    key_of,
 )
 from octavo_operator.api.privileges import Privilege
 from octavo_operator.api.service import InferenceService
 from octavo_operator.autoscale.autoscaler import Autoscaler
 from octavo_operator.autoscale.core.report import Scaled
-from octavo_operator.cluster.port import ABSENT, ClusterPort
+from octavo_operator.children import Children, Known
+from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.containers import Cause
-from octavo_operator.core.decisions import Decision, deployment_decisions, record, repair, scale_decision, unpinned
+from octavo_operator.core.contest import Contest
+from octavo_operator.core.decisions import Decision, deployment_decisions, record, scale_decision, unpinned
 from octavo_operator.core.desired import desired_children, pod_template
 from octavo_operator.core.digest import digest
-from octavo_operator.core.events import ready_event, scale_event
+from octavo_operator.core.events import contest_event, ready_event, scale_event
 from octavo_operator.core.observed import ClaimPhase, Observed
-from octavo_operator.core.plan import Applied, is_ours, kind_of, plan, recall, remember
+from octavo_operator.core.plan import recall
 from octavo_operator.core.pods import told_plan
 from octavo_operator.core.privileges import account_refusal, refusal
 from octavo_operator.core.revision import Pinned, label_of, pin
@@ -44,7 +45,7 @@ from octavo_operator.core.rollout import Replica, Stall, Step, costs_pods, next_
 from octavo_operator.core.setup import seconds_until_overdue
 from octavo_operator.core.status import desired_status, is_written, refused_status, refuses_pods
 from octavo_operator.core.store import Store
-from octavo_operator.errors import ClusterError, Gone, Rejected, SpecInvalid, Stale
+from octavo_operator.errors import ClusterError, Gone, Rejected, SpecInvalid
 from octavo_operator.metrics import Metrics
 
 __all__ = ["Outcome", "Reconciler"]
@@ -59,10 +60,8 @@ POLL_SECONDS = (2.0, 30.0)
 unbound, a service account that may not be used, and an object of someone else that bears a child's name. A watch would
 show all of their kind."""
 
-
-REPAIRS_PER_MINUTE = 10
-"""How often a child is put right within a minute. Whoever changes it more often is another controller: two that write
-against each other would go on for ever, and leave a ReplicaSet each time."""
+RETOLD_SECONDS = 600.0
+"""How often it is told that something else writes the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,12 @@ class Outcome:
 class _Memory:
     """What is remembered about one InferenceService between looks."""
 
-    applied: dict[Kind, Applied]
-    repairs: dict[Kind, deque[float]] = field(default_factory=dict)
-    taken: set[Kind] = field(default_factory=set)
+    children: Known
+    status: str = ""
+    """What the last status that was written says."""
+    contest: Contest = field(default_factory=Contest)
+    """Who else writes it."""
+    contest_told: float = -inf
     account: tuple[str, Cause | None, float] | None = None
     waiting_since: float | None = None
     stall: Stall | None = None
@@ -114,6 +116,7 @@ class Reconciler:
         self._store = store
         self._metrics = metrics
         self._autoscaler = autoscaler
+        self._children = Children(port, store, metrics, monotonic=monotonic)
         self._render = partial(pod_template, runtime_image=runtime_image)
         self._allowed = allowed
         self._now = now
@@ -137,7 +140,7 @@ class Reconciler:
             return Outcome()
         try:
             if key not in self._memories:
-                self._memories[key] = _Memory(recall(observed.service))
+                self._memories[key] = _Memory(Known(recall(observed.service)))
             return await self._follow(key, observed, self._memories[key])
         except Gone:
             # Deleted under us, or its namespace is terminating: the watch will tell, if it has not yet.
@@ -147,12 +150,12 @@ class Reconciler:
         try:
             service = InferenceService.parse(observed.service)
         except SpecInvalid as error:
-            return await self._refuse(observed, Cause(Reason.SPEC_INVALID, str(error)))
+            return await self._refuse(observed, memory, Cause(Reason.SPEC_INVALID, str(error)))
         refused = await self._refusal(service, memory)
         if refused is not None:
             # An account is read again, since it is not watched.
             patience = self._patience(memory, waits=memory.account is not None)
-            return await self._refuse(observed, refused, patience)
+            return await self._refuse(observed, memory, refused, patience)
         self._autoscaler.follow(service)
         pinned = pin(service, observed, self._render)
         label = label_of(pinned.template)
@@ -165,7 +168,13 @@ class Reconciler:
         desired = desired_children(service, pinned.template, step, weights_bytes=weights)
         decisions = deployment_decisions(service, observed, pinned, step, pods)
         problems = await self._pin(pinned, memory)
-        problems += await self._apply(desired, observed, memory, {DEPLOYMENT: decisions})
+        problems += await self._children.apply(
+            desired,
+            observed,
+            memory.children,
+            {DEPLOYMENT: decisions},
+            lambda one: memory.decisions.append((self._now(), one)),
+        )
         claim = await self._claim_phase(service)
         present = self._store.observe(key)
         if present is None or present.service["metadata"]["uid"] != service.uid:
@@ -174,14 +183,14 @@ class Reconciler:
             service,
             present,
             desired=desired,
-            applied=memory.applied,
+            applied=memory.children.applied,
             problems=problems,
             pending=pinned.pending,
             claim=claim,
             scaling=self._autoscaler.report(key),
             now=self._now(),
         )
-        edited = await self._write_status(present, status)
+        written = await self._write_status(present, status, memory)
         memory.decisions += [(self._now(), one) for one in self._scaled(key, memory)]
         await self._record(service, present, memory)
         is_taken = any(problem.reason is Reason.NAME_TAKEN for problem in problems)
@@ -189,11 +198,12 @@ class Reconciler:
             self._patience(memory, waits=is_taken or claim not in {None, ClaimPhase.BOUND}),
             seconds_until_overdue(present.pods, self._now()),
             step.look_again_after,
+            written.look_again_after,
         )
         return Outcome(
             failed=any(problem.reason is not Reason.NAME_TAKEN for problem in problems),
-            edited=edited,
-            look_again_after=min((due for due in dues if due is not None), default=None),
+            edited=written.edited,
+            look_again_after=_earliest(dues),
         )
 
     def _step(self, service: InferenceService, pods: Sequence[Replica], observed: Observed, memory: _Memory) -> Step:
@@ -244,8 +254,13 @@ class Reconciler:
             self._metrics.writes.labels(REVISION.kind).inc()
             self._store.upsert(REVISION, answer)
         for manifest in pinned.obsolete:
-            with suppress(Gone):
-                await self._port.remove(REVISION, manifest)
+            try:
+                with suppress(Gone):
+                    await self._port.remove(REVISION, manifest)
+            except Rejected as error:
+                # One too many harms nobody, and the next look tries again.
+                logger.warning("%s %s was not deleted: %s", REVISION.kind, manifest["metadata"]["name"], error)
+                continue
             self._metrics.writes.labels(REVISION.kind).inc()
             memory.decisions.append((self._now(), unpinned(manifest)))
         return []
@@ -264,102 +279,12 @@ class Reconciler:
                 self._metrics.writes.labels(REVISION.kind).inc()
         memory.decisions.clear()
 
-    async def _apply(
-        self,
-        desired: tuple[Manifest, ...],
-        observed: Observed,
-        memory: _Memory,
-        decisions: Mapping[Kind, Sequence[Decision]],
-    ) -> list[Cause]:
-        """Carries out the plan; one child's refusal does not keep the others back.
-
-        Args:
-            desired: the children.
-            observed: what exists.
-            memory: gets what is carried out.
-            decisions: those that writing a child of this kind carries out.
-        """
-        todo = plan(desired, observed, memory.applied)
-        problems = [_taken(manifest) for manifest in todo.taken]
-        for manifest in todo.create + todo.apply:
-            kind = kind_of(manifest)
-            metadata = manifest["metadata"]
-            before = memory.applied.get(kind)
-            repeats = before is not None and before.sent == digest(manifest)
-            repairs = memory.repairs.get(kind) or deque()
-            if repeats and len(repairs) == REPAIRS_PER_MINUTE and self._monotonic() - repairs[0] < 60:
-                problems.append(_contested(manifest))
-                continue
-            try:
-                present = observed.children.get(kind)
-                answer = await (
-                    self._write(manifest, present)
-                    if present
-                    else self._create(manifest, observed.service, memory.taken)
-                )
-            except Rejected as error:
-                logger.warning("%s %s was refused: %s", kind.kind, metadata["name"], error)
-                problems.append(Cause(Reason.APPLY_REJECTED, f"{kind.kind} {metadata['name']}: {error}"))
-                continue
-            if answer is None:
-                problems.append(_taken(manifest))
-                continue
-            self._metrics.writes.labels(kind.kind).inc()
-            logger.info("applied %s %s/%s", kind.kind, metadata["namespace"], metadata["name"])
-            self._store.upsert(kind, answer)
-            memory.applied[kind] = remember(manifest, answer)
-            if repeats:
-                # Only what was done counts: attempts while the API server is away are nobody's contest.
-                memory.repairs.setdefault(kind, deque(maxlen=REPAIRS_PER_MINUTE)).append(self._monotonic())
-            repaired = repair(manifest, observed, answer, repeats=repeats)
-            made = () if repeats else decisions.get(kind, ())
-            memory.decisions += [(self._now(), one) for one in (*made, repaired) if one is not None]
-        return problems
-
-    async def _create(self, manifest: Manifest, service: Manifest, taken: set[Kind]) -> Manifest | None:
-        """Creates a child that was not observed; None when an object of someone else bears its name.
-
-        Args:
-            manifest: the child.
-            service: its owner.
-            taken: the kinds of which that was so at the last look.
-        """
-        kind, metadata = kind_of(manifest), manifest["metadata"]
-        # While a name is taken there is nothing to try, only to see whether it still is.
-        present = await self._port.get(kind, metadata["namespace"], metadata["name"]) if kind in taken else None
-        taken.discard(kind)
-        if present is None:
-            only_new = manifest | {"metadata": metadata | {"resourceVersion": ABSENT}}
-            try:
-                return await self._port.apply(only_new, manager=OPERATOR)
-            except Stale:
-                present = await self._port.get(kind, metadata["namespace"], metadata["name"])
-                if present is None:
-                    raise
-        if is_ours(present, service):  # it has lost the label that the watch goes by
-            return await self._write(manifest, present)
-        taken.add(kind)
-        return None
-
-    async def _write(self, manifest: Manifest, present: Manifest) -> Manifest:
-        metadata = manifest["metadata"]
-        # The uid is a precondition: what has taken the place of our child since is not applied over.
-        manifest = manifest | {"metadata": metadata | {"uid": present["metadata"]["uid"]}}
-        try:
-            return await self._port.apply(manifest, manager=OPERATOR)
-        except Rejected:
-            if kind_of(manifest) is not SERVICE:
-                raise
-            # A Service's ports are merged by number. One that someone renumbered by hand stays beside ours, under the
-            # same name, and the API server refuses both: only replacing the whole list helps.
-            ports = {"spec": {"ports": manifest["spec"]["ports"]}}
-            await self._port.merge(SERVICE, metadata["namespace"], metadata["name"], ports, manager=OPERATOR)
-            return await self._port.apply(manifest, manager=OPERATOR)
-
-    async def _refuse(self, observed: Observed, cause: Cause, look_again_after: float | None = None) -> Outcome:
+    async def _refuse(
+        self, observed: Observed, memory: _Memory, cause: Cause, look_again_after: float | None = None
+    ) -> Outcome:
         """Applies nothing of an object, not even what would be allowed: what runs goes on as it is."""
-        edited = await self._write_status(observed, refused_status(observed.service, cause, self._now()))
-        return Outcome(edited=edited, look_again_after=look_again_after)
+        written = await self._write_status(observed, refused_status(observed.service, cause, self._now()), memory)
+        return replace(written, look_again_after=_earliest((look_again_after, written.look_again_after)))
 
     async def _refusal(self, service: InferenceService, memory: _Memory) -> Cause | None:
         """Why nothing of an object may be applied; None when it may."""
@@ -405,10 +330,14 @@ class Reconciler:
         first, most = POLL_SECONDS
         return min(most, first + (now - memory.waiting_since) / 10)
 
-    async def _write_status(self, observed: Observed, status: Manifest) -> bool:
-        """Writes a status that differs; whether the answer brought an edit."""
+    async def _write_status(self, observed: Observed, status: Manifest, memory: _Memory) -> Outcome:
+        """Writes a status that differs, unless something else keeps writing against it."""
         if is_written(status, observed.service):
-            return False
+            return Outcome()
+        said = _said(status)
+        if said == memory.status and (pause := memory.contest.seconds_left(self._monotonic())):
+            await self._tell_of_contest(observed, memory)
+            return Outcome(look_again_after=pause)
         metadata = observed.service["metadata"]
         manifest = {
             "apiVersion": INFERENCE_SERVICE.api_version,
@@ -420,11 +349,23 @@ class Reconciler:
         answer = await self._port.apply_status(manifest, manager=STATUS_MANAGER)
         self._metrics.writes.labels(f"{INFERENCE_SERVICE.kind}/status").inc()
         self._store.upsert(INFERENCE_SERVICE, answer)
+        if said == memory.status:
+            memory.contest.repaired(self._monotonic())
+        memory.status = said
         for event_of in (scale_event, ready_event):
             event = event_of(observed.service, status, self._now())
             if event is not None:
                 await self._announce(event)
-        return _wish(answer) != _wish(observed.service)
+        return Outcome(edited=_wish(answer) != _wish(observed.service))
+
+    async def _tell_of_contest(self, observed: Observed, memory: _Memory) -> None:
+        """The one thing that no status can tell."""
+        if self._monotonic() - memory.contest_told < RETOLD_SECONDS:
+            return
+        memory.contest_told = self._monotonic()
+        event = contest_event(observed.service, self._now())
+        logger.warning("%s/%s: %s", *key_of(observed.service), event["message"])
+        await self._announce(event)
 
     async def _announce(self, event: Manifest) -> None:
         """Writes an Event, as far as it can be written: it is told for people, and nothing depends on it."""
@@ -442,18 +383,11 @@ def _wish(service: Manifest) -> tuple[object, object]:
     return metadata["generation"], metadata.get("annotations", {}).get(UPDATE_ANNOTATION)
 
 
-def _taken(manifest: Manifest) -> Cause:
-    kind, name = manifest["kind"], manifest["metadata"]["name"]
-    return Cause(
-        Reason.NAME_TAKEN,
-        f"{kind} {name} exists and belongs to someone else; delete it, or give the InferenceService another name",
-    )
+def _said(status: Manifest) -> str:
+    """A digest of what a status says, whenever it came to say so."""
+    conditions = [one | {"lastTransitionTime": ""} for one in status["conditions"]]
+    return digest(status | {"conditions": conditions})
 
 
-def _contested(manifest: Manifest) -> Cause:
-    kind, name = manifest["kind"], manifest["metadata"]["name"]
-    return Cause(
-        Reason.CONTESTED,
-        f"something keeps changing {kind} {name} back; `kubectl get {kind.lower()} {name} --show-managed-fields -o yaml` "
-        "shows who writes it",
-    )
+def _earliest(dues: Iterable[float | None]) -> float | None:
+    return min((due for due in dues if due is not None), default=None)

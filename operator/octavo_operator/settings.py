@@ -12,7 +12,6 @@ from octavo_operator.errors import SettingsError
 
 __all__ = ["Settings", "parse_settings"]
 
-ANY_ADDRESS = "0.0.0.0"  # noqa: S104 the kubelet's probes and Prometheus come from outside the pod
 NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -55,7 +54,7 @@ class Settings:
         namespaces: the namespaces to serve; none means all.
         lease: (namespace, name) of the Lease that must be held to work; None to work at once.
         kubeconfig: path of the credentials; None for the pod's service account, else the usual places.
-        host: address of the operator's own HTTP server.
+        host: address of the operator's own HTTP server; empty for all, since probes and Prometheus come from outside.
         port: port of the operator's own HTTP server.
         workers: how many InferenceServices are looked at at once; as many again are for edits alone.
         resync_seconds: time between two complete lists.
@@ -68,7 +67,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     lease: Key | None = None
     kubeconfig: str | None = None
-    host: str = ANY_ADDRESS
+    host: str = ""
     port: int = 8080
     workers: int = 4
     resync_seconds: float = 300.0
@@ -151,7 +150,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     option("--namespaces", "OCTAVO_NAMESPACES", "", "serve only these namespaces (default: all)", "A,B")
     option("--lease", "OCTAVO_LEASE", "", "leader election: work only while holding this Lease", "NAMESPACE/NAME")
     option("--kubeconfig", "OCTAVO_KUBECONFIG", "", "credentials (default: the pod's, else $KUBECONFIG)", "PATH")
-    option("--host", "OCTAVO_HOST", ANY_ADDRESS, "address of /livez, /readyz and /metrics (default: all)", "ADDRESS")
+    option("--host", "OCTAVO_HOST", "", "address of /livez, /readyz and /metrics (default: all)", "ADDRESS")
     option("--port", "OCTAVO_PORT", "8080", "their port (default: 8080)", "PORT")
     option("--workers", "OCTAVO_WORKERS", "4", "objects looked at at once (default: 4)", "N")
     option("--resync-seconds", "OCTAVO_RESYNC_SECONDS", "300", "time between complete lists (default: 300)", "SECONDS")

@@ -7,10 +7,8 @@ label selectors, watch events. It keeps the promises of promises.py, as a real A
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
-
-import msgspec
+from collections.abc import Callable
+from typing import Any
 
 from octavo_operator.api.names import (
     CHILDREN,
@@ -33,10 +31,9 @@ from octavo_operator.api.names import (
 )
 from octavo_operator.cluster.port import Listed, Page
 from octavo_operator.errors import ClusterError, Gone, Rejected, Stale
+from octavo_operator.merging import copied, merge_applied, merge_patch
 
 __all__ = ["FakeCluster", "inference_service"]
-
-T = TypeVar("T")
 
 KINDS = {
     kind.kind: kind for kind in (INFERENCE_SERVICE, *CHILDREN, POD, CLAIM, SERVICE_ACCOUNT, EVENT, REVISION, LEASE)
@@ -44,21 +41,6 @@ KINDS = {
 
 PAGE = 2
 """Objects per page of a list: so few that tests meet a second page."""
-
-LIST_KEYS: dict[str, tuple[str, ...]] = {
-    "conditions": ("type",),
-    "containers": ("name",),
-    "env": ("name",),
-    "initContainers": ("name",),
-    "imagePullSecrets": ("name",),
-    "ownerReferences": ("uid",),
-    "volumeMounts": ("mountPath",),
-    "volumes": ("name",),
-}
-"""Keys by which the items of a list are merged; other lists are replaced whole."""
-
-ATOMIC = frozenset({"selector", "podSelector"})
-"""Objects that are replaced whole."""
 
 
 def inference_service(name: str = "chat", namespace: str = "default", **spec: Any) -> Manifest:
@@ -129,11 +111,11 @@ class FakeCluster:
     def put(self, manifest: Manifest) -> Manifest:
         """Creates or replaces an object the way another client would, status included."""
         kind, key = KINDS[manifest["kind"]], key_of(manifest)
-        return self._store(kind, key, _copy(manifest))
+        return self._store(kind, key, copied(manifest))
 
     def edit(self, kind: Kind, key: Key, change: Callable[[Manifest], object]) -> Manifest:
         """Lets another client change an object in place."""
-        edited = _copy(self._objects[kind][key])
+        edited = copied(self._objects[kind][key])
         change(edited)
         return self._store(kind, key, edited)
 
@@ -158,15 +140,15 @@ class FakeCluster:
 
     def peek(self, kind: Kind, key: Key) -> Manifest | None:
         """One object, as `get` answers without faults."""
-        return _copy(self._objects[kind].get(key))
+        return copied(self._objects[kind].get(key))
 
     def all(self, kind: Kind) -> list[Manifest]:
         """Every object of a kind."""
-        return [_copy(one) for one in self._objects[kind].values()]
+        return [copied(one) for one in self._objects[kind].values()]
 
     def listed(self, kind: Kind) -> list[Manifest]:
         """Every object of a kind that the operator lists and watches."""
-        return [_copy(one) for one in self._objects[kind].values() if _is_listed(kind, one)]
+        return [copied(one) for one in self._objects[kind].values() if _is_listed(kind, one)]
 
     async def list_page(self, kind: Kind, namespace: str | None, token: str = "", *, owner: str | None = None) -> Page:
         """See ClusterPort."""
@@ -208,15 +190,15 @@ class FakeCluster:
             raise Gone(f'namespaces "{key[0]}" not found')
         live = self._objects[kind].get(key)
         self._check_uid(manifest, live)
-        sent = _copy({name: value for name, value in manifest.items() if name != "status"})
+        sent = copied({name: value for name, value in manifest.items() if name != "status"})
         version = sent["metadata"].pop("resourceVersion", None)
         if live is not None and version not in {None, live["metadata"]["resourceVersion"]}:
             raise Stale(f'{kind.plural} "{key[1]}" has been modified; apply your changes to the latest version')
-        merged = self._merge_applied(kind, key, manager, sent, live)
+        merged = merge_applied(live, manager, sent, self._applied[kind, key])
         if kind is SERVICE:
             _check_port_names(merged)
         self._applied[kind, key][manager] = sent
-        return _copy(self._store(kind, key, merged))
+        return copied(self._store(kind, key, merged))
 
     async def remove(self, kind: Kind, manifest: Manifest) -> None:
         """See ClusterPort."""
@@ -234,7 +216,7 @@ class FakeCluster:
         self.writes += 1
         if (namespace, name) not in self._objects[kind]:
             raise Gone(f'{kind.plural} "{name}" not found')
-        return self.edit(kind, (namespace, name), lambda live: _json_merge(live, patch))
+        return self.edit(kind, (namespace, name), lambda live: merge_patch(live, patch))
 
     async def scale(self, kind: Kind, manifest: Manifest, replicas: int, *, manager: str) -> None:  # noqa: ARG002 ownership by merge patch is not modelled
         """See ClusterPort."""
@@ -258,7 +240,7 @@ class FakeCluster:
         version = manifest["metadata"].get("resourceVersion")
         if version != (live and live["metadata"]["resourceVersion"]):
             raise Stale(f'{kind.plural} "{key[1]}" has been modified; apply your changes to the latest version')
-        return _copy(self._store(kind, key, _copy(manifest)))
+        return copied(self._store(kind, key, copied(manifest)))
 
     async def record(self, event: Manifest) -> None:
         """See ClusterPort."""
@@ -272,7 +254,7 @@ class FakeCluster:
             self.put(event)
             return
         news = {"message": event["message"], "lastTimestamp": event["lastTimestamp"], "count": present["count"] + 1}
-        self.edit(EVENT, (namespace, name), lambda live: _json_merge(live, news))
+        self.edit(EVENT, (namespace, name), lambda live: merge_patch(live, news))
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """See ClusterPort."""
@@ -283,18 +265,11 @@ class FakeCluster:
         if live is None:
             raise Gone(f'{kind.plural} "{key[1]}" not found')
         self._check_uid(manifest, live)
-        sent = _copy({"status": manifest["status"]})
-        merged = self._merge_applied(kind, key, f"{manager}/status", sent, live)
-        self._applied[kind, key][f"{manager}/status"] = sent
-        return _copy(self._store(kind, key, merged))
-
-    def _merge_applied(self, kind: Kind, key: Key, manager: str, sent: Manifest, live: Manifest | None) -> Manifest:
-        merged = _copy(live or {})
-        managers = self._applied[kind, key]
-        others = [applied for name, applied in managers.items() if name != manager]
-        _prune(merged, managers.get(manager, {}), sent, others)
-        _merge(merged, sent)
-        return merged
+        sent = copied({"status": manifest["status"]})
+        writer = f"{manager}/status"
+        merged = merge_applied(live, writer, sent, self._applied[kind, key])
+        self._applied[kind, key][writer] = sent
+        return copied(self._store(kind, key, merged))
 
     def _check_uid(self, manifest: Manifest, live: Manifest | None) -> None:
         uid = manifest["metadata"].get("uid")
@@ -331,84 +306,14 @@ class FakeCluster:
         return manifest
 
     def _tell(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
-        told = _copy(manifest)
+        told = copied(manifest)
         for sink in self._sinks:
             sink(kind, event_type, told)
-
-
-def _copy(value: T) -> T:
-    """JSON all over again, as it would be on its way to a real API server and back."""
-    return msgspec.json.decode(msgspec.json.encode(value))  # type: ignore[no-any-return] # the same JSON
 
 
 def _is_listed(kind: Kind, manifest: Manifest) -> bool:
     labels: dict[str, str] = manifest["metadata"].get("labels", {})
     return kind == INFERENCE_SERVICE or labels.get(MANAGED_BY) == OPERATOR
-
-
-def _item_key(name: str, item: Any) -> tuple[object, ...] | None:
-    """What identifies an item of the list `name`; None where the list is replaced whole."""
-    if not isinstance(item, dict):
-        return None
-    keys = LIST_KEYS.get(name)
-    if name == "ports":
-        keys = ("containerPort", "protocol") if "containerPort" in item else ("port", "protocol")
-    return tuple(item.get(key) for key in keys) if keys else None
-
-
-def _by_key(name: str, items: Iterable[Any]) -> dict[tuple[object, ...], Any] | None:
-    keyed = {_item_key(name, item): item for item in items}
-    return None if None in keyed else {key: item for key, item in keyed.items() if key is not None}
-
-
-def _prune(live: Any, before: Any, now: Any, others: list[Any]) -> None:
-    """Removes from `live` what a manager applied before and leaves out now, unless another one applies it too."""
-    for name, value in before.items():
-        claimed = [other[name] for other in others if name in other]
-        if name not in live:
-            continue
-        if name not in now:
-            if not claimed:
-                del live[name]
-        elif isinstance(value, dict) and isinstance(now[name], dict):
-            _prune(live[name], value, now[name], claimed)
-        elif isinstance(value, list):
-            old, new = _by_key(name, value), _by_key(name, now[name])
-            if old is None or new is None:
-                continue
-            kept = set().union(*(set(_by_key(name, other) or ()) for other in claimed))
-            live[name] = [
-                item for item in live[name] if (key := _item_key(name, item)) in new or key in kept or key not in old
-            ]
-            for item in live[name]:
-                key = _item_key(name, item)
-                if key in old and key in new:
-                    _prune(item, old[key], new[key], [])
-
-
-def _merge(live: Any, sent: Any) -> None:
-    for name, value in sent.items():
-        if isinstance(value, dict) and isinstance(live.get(name), dict) and name not in ATOMIC:
-            _merge(live[name], value)
-        elif isinstance(value, list) and isinstance(live.get(name), list) and (items := _by_key(name, value)):
-            present = _by_key(name, live[name]) or {}
-            for key, item in items.items():
-                if key in present:
-                    _merge(present[key], item)
-                else:
-                    present[key] = _copy(item)
-            # The sent items have the order in which they were sent.
-            live[name] = [present[key] for key in items] + [one for key, one in present.items() if key not in items]
-        else:
-            live[name] = _copy(value)
-
-
-def _json_merge(live: Any, patch: Any) -> None:
-    for name, value in patch.items():
-        if isinstance(value, dict) and isinstance(live.get(name), dict):
-            _json_merge(live[name], value)
-        else:
-            live[name] = _copy(value)
 
 
 def _check_port_names(service: Manifest) -> None:

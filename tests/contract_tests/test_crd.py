@@ -11,9 +11,11 @@ from pydantic import BaseModel
 from octavo_operator.api.names import INFERENCE_SERVICE
 from octavo_operator.api.service import InferenceService, PodSpec, Spec
 from octavo_operator.autoscale.autoscaler import settings_of
+from octavo_operator.core.arguments import is_gpu
 from octavo_operator.core.status import FIELDS
 from octavo_operator.replay import FIELDS as FIELDS_OF_A_REPLAY
 from octavo_operator.testing import inference_service
+from tests.operator_tests.test_desired import GPUS, NO_GPUS
 
 REPOSITORY = Path(__file__).parents[2]
 CRD = yaml.safe_load((REPOSITORY / "crds" / "octavo.dev_inferenceservices.yaml").read_text())
@@ -157,6 +159,16 @@ def test_crd_pod_spec_passes_on_core_v1_names() -> None:
         "serviceAccountName", "hostNetwork", "hostPID", "hostIPC", "dnsPolicy", "dnsConfig", "hostAliases",
         "resourceClaims",
     }  # fmt: skip
+
+
+def test_crd_counts_the_gpus_that_the_operator_knows() -> None:
+    """Whole GPUs and slices of one; what says how much of one, or only looks at one, is no number of GPUs."""
+    (pattern,) = {
+        found for rule in _rules(SCHEMA["spec"]) for found in re.findall(r"k\.matches\('([^']+)'\)", rule["rule"])
+    }
+    assert all(re.search(pattern, name) and is_gpu(name) for name in GPUS)
+    shares = ("nvidia.com/gpumem", "nvidia.com/gpu.memory", "gpu.intel.com/memory.max", "gpu.intel.com/i915_monitoring")
+    assert not any(re.search(pattern, name) for name in (*NO_GPUS, *shares))
 
 
 def test_chart_copy_is_made_from_crds() -> None:

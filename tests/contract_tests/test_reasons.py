@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from octavo_operator.api.conditions import Reason
+from octavo_operator.api.conditions import ConditionType, Reason
 from octavo_operator.core.arguments import FIELDS, PLAN_FLAGS
 from octavo_operator.core.containers import CODES
 from octavo_operator.plugin.advice import ADVICE
@@ -16,11 +17,20 @@ from octavo_runtime.cli.serve import serve
 REPOSITORY = Path(__file__).parents[2]
 CONTRACT = (REPOSITORY / "docs" / "contract.md").read_text()
 API = (REPOSITORY / "docs" / "api.md").read_text()
+CRD = yaml.safe_load((REPOSITORY / "crds" / "octavo.dev_inferenceservices.yaml").read_text())
+(VERSION,) = CRD["spec"]["versions"]
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_reason_is_documented(reason: Reason) -> None:
     assert f"`{reason}`" in API[API.index("## Status") :]
+
+
+def test_condition_types_are_documented_and_no_others() -> None:
+    status = API[API.index("## Status") : API.index("## Autoscaling")]
+    assert {*re.findall(r"\*\*([A-Z]\w+)\*\*", status)} == {*ConditionType}
+    conditions = VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["conditions"]
+    assert {*re.findall(r"\b(\w+) \(", conditions["description"])} == {*ConditionType}
 
 
 def test_codes_are_those_of_the_runtime_and_of_the_contract() -> None:

@@ -1,12 +1,15 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException
 
 from octavo_operator.api.names import DEPLOYMENT, INFERENCE_SERVICE, POD, SERVICE
 from octavo_operator.cluster.client import KubernetesClient
@@ -69,7 +72,7 @@ def status(message: str, **details: Any) -> dict[str, Any]:
         (500, status("failed to create typed patch object (…): field not declared in schema"), Rejected),
         (500, status("etcd: leader changed"), Unavailable),
         (503, "before all known HTTP paths", Unavailable),
-        (200, "[1]", Rejected),
+        (200, "[1]", Unavailable),
     ],
 )
 async def test_apply_error(
@@ -83,10 +86,11 @@ async def test_apply_error(
 
 async def test_apply_asks_for_a_forced_apply(server: tuple[Server, KubernetesClient]) -> None:
     scripted, client = server
-    scripted.answers += [(200, {"a": 1}), (200, {"a": 2})]
+    answers = [{"metadata": {"name": name}} for name in ("one", "two")]
+    scripted.answers += [(200, answer) for answer in answers]
     manifest = inference_service()
-    assert await client.apply(manifest, manager="octavo-operator") == {"a": 1}
-    assert await client.apply_status(manifest, manager="octavo-status") == {"a": 2}
+    assert await client.apply(manifest, manager="octavo-operator") == answers[0]
+    assert await client.apply_status(manifest, manager="octavo-status") == answers[1]
     path = "/apis/octavo.dev/v1alpha1/namespaces/default/inferenceservices/chat"
     kind = "application/apply-patch+yaml"
     assert scripted.asked == [
@@ -129,7 +133,7 @@ async def test_list_page_of_no_list_is_an_error_of_the_cluster(
 ) -> None:
     scripted, client = server
     scripted.answers.append((200, body))
-    with pytest.raises(Rejected, match="GET /api/v1/services: no list of objects"):
+    with pytest.raises(Unavailable, match="GET /api/v1/services: this is not the answer of an API server"):
         await client.list_page(SERVICE, None)
 
 
@@ -152,9 +156,18 @@ async def test_list_page_of_the_objects_has_no_selector(server: tuple[Server, Ku
 
 async def test_get_of_nothing_is_none(server: tuple[Server, KubernetesClient]) -> None:
     scripted, client = server
-    scripted.answers += [(404, status("not found")), (200, {"a": 1})]
+    scripted.answers += [(404, status("not found")), (200, {"metadata": {"name": "chat"}})]
     assert await client.get(DEPLOYMENT, "default", "chat") is None
-    assert await client.get(DEPLOYMENT, "default", "chat") == {"a": 1}
+    assert await client.get(DEPLOYMENT, "default", "chat") == {"metadata": {"name": "chat"}}
+
+
+@pytest.mark.parametrize("body", ["<html>log in</html>", "", "[1]", "null", {"message": "welcome"}])
+async def test_get_of_what_is_no_object_is_unavailable(server: tuple[Server, KubernetesClient], body: Any) -> None:
+    """A proxy's page is not taken for an object, let alone for the answer to an apply."""
+    scripted, client = server
+    scripted.answers.append((200, body))
+    with pytest.raises(Unavailable, match="this is not the answer of an API server"):
+        await client.get(DEPLOYMENT, "default", "chat")
 
 
 async def test_call_without_a_server_is_unavailable(unused_tcp_port: int) -> None:
@@ -162,6 +175,21 @@ async def test_call_without_a_server_is_unavailable(unused_tcp_port: int) -> Non
     with pytest.raises(Unavailable, match="GET /api/v1/namespaces/default/services/chat"):
         await client.get(SERVICE, "default", "chat")
     await client.close()
+
+
+@pytest.mark.parametrize("error", [ConfigException("Token file exists but empty."), FileNotFoundError("token")])
+async def test_call_while_the_token_is_being_replaced_is_unavailable(error: Exception) -> None:
+    def reads_again(_: Configuration) -> None:
+        raise error
+
+    configuration = Configuration(host="http://127.0.0.1:1", api_key={"BearerToken": "bearer old"})
+    configuration.refresh_api_key_hook = reads_again  # type: ignore[assignment] # theirs says None
+    client = KubernetesClient(configuration)
+    try:
+        with pytest.raises(Unavailable, match=str(error)):
+            await client.get(SERVICE, "default", "chat")
+    finally:
+        await client.close()
 
 
 async def test_call_cut_off_in_the_middle_is_unavailable() -> None:
@@ -182,3 +210,28 @@ async def test_call_cut_off_in_the_middle_is_unavailable() -> None:
 async def test_connect_without_credentials_says_what_to_do(tmp_path: Any) -> None:
     with pytest.raises(SettingsError, match="--kubeconfig"):
         await KubernetesClient.connect(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "user"),
+    [
+        ({"certificate-authority": "/none"}, {}),
+        ({"certificate-authority-data": "no base64!"}, {}),
+        ({"certificate-authority-data": "bm8gY2VydGlmaWNhdGU="}, {}),
+        ({}, {"client-certificate-data": "bm9uZQ==", "client-key-data": "bm9uZQ=="}),
+        ({}, {"tokenFile": "/none"}),
+        (1, {}),
+    ],
+)
+async def test_connect_with_credentials_that_cannot_be_used_says_so(tmp_path: Path, cluster: Any, user: Any) -> None:
+    path = tmp_path / "config"
+    server = {"server": "https://127.0.0.1:1"}
+    config = {
+        "clusters": [{"name": "c", "cluster": server | cluster if isinstance(cluster, dict) else cluster}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(SettingsError, match="no way to the cluster"):
+        await KubernetesClient.connect(str(path))

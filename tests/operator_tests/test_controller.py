@@ -19,9 +19,9 @@ from octavo_operator.api.names import (
 )
 from octavo_operator.autoscale.autoscaler import Autoscaler
 from octavo_operator.autoscale.scrape import Scraper
-from octavo_operator.cluster.port import Listed
+from octavo_operator.cluster.port import Listed, Page
 from octavo_operator.core.store import Store
-from octavo_operator.errors import Gone, OperatorError, Unavailable
+from octavo_operator.errors import Gone, OperatorError, Rejected, Unavailable
 from octavo_operator.handlers import controller as controller_module
 from octavo_operator.handlers.controller import Controller
 from octavo_operator.metrics import Metrics
@@ -41,7 +41,13 @@ async def until(condition: Callable[[], object]) -> None:
 class Operator:
     """A running controller on a FakeCluster; `deaf` loses the events."""
 
-    def __init__(self, cluster: FakeCluster, resync_seconds: float = 300.0, turn: asyncio.Event | None = None) -> None:
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        resync_seconds: float = 300.0,
+        turn: asyncio.Event | None = None,
+        namespaces: tuple[str, ...] = (),
+    ) -> None:
         self.cluster = cluster
         self.deaf = False
         self.looks: list[Key] = []
@@ -62,7 +68,9 @@ class Operator:
             now=lambda: datetime.now(UTC),
             monotonic=time.monotonic,
         )
-        self.controller = Controller(cluster, store, self.look, self.metrics, resync_seconds=resync_seconds, turn=turn)
+        self.controller = Controller(
+            cluster, store, self.look, self.metrics, namespaces=namespaces, resync_seconds=resync_seconds, turn=turn
+        )
         cluster.subscribe(self.hear)
 
     def hear(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
@@ -403,3 +411,75 @@ async def test_silent_watches_names_the_namespace_where_there_are_several(cluste
     controller._silence.listed((SERVICE, "default"), 1, 100.0)
     controller.on_event(SERVICE, "ADDED", {"metadata": {"namespace": "other", "name": "a", "resourceVersion": "9"}})
     assert controller.silent_watches() == ["Service in default"]
+
+
+class Narrow(FakeCluster):
+    """Lists nothing in the namespaces that are `closed`."""
+
+    closed = frozenset[str | None]()
+
+    async def list_page(self, kind: Kind, namespace: str | None, token: str = "", *, owner: str | None = None) -> Page:
+        if namespace in self.closed:
+            raise Rejected(f"cannot list {kind.plural} in the namespace {namespace}", status=403)
+        return await super().list_page(kind, namespace, token, owner=owner)
+
+
+@pytest.mark.parametrize("closed_at_start", [True, False])
+async def test_run_namespace_that_may_not_be_read_holds_up_no_other(
+    closed_at_start: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its Role is gone, mostly with the namespace itself."""
+    cluster = Narrow()
+    cluster.namespaces |= {"other"}
+    operator = Operator(cluster, namespaces=("other", "default"))
+    if closed_at_start:
+        cluster.closed = frozenset({"other"})
+    cluster.put(inference_service(**LOCAL))
+    async with running(operator):
+        await until(lambda: cluster.peek(DEPLOYMENT, KEY))
+        cluster.closed = frozenset({"other"})
+        operator.controller._relist.set()
+        await until(lambda: not operator.controller._relist.is_set())
+        cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(replicas=3))
+        await until(lambda: cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == 3)
+        assert operator.controller.is_ready
+        assert "cannot list inferenceservices in the namespace other" in caplog.text
+        # When it may be read again, all is as ever: nothing of it is touched before all of it is known.
+        operator.deaf = True
+        cluster.put(inference_service(namespace="other", **LOCAL))
+        cluster.closed = frozenset()
+        operator.controller._relist.set()
+        await until(lambda: cluster.peek(DEPLOYMENT, ("other", "chat")))
+        caplog.clear()
+        operator.controller._relist.set()
+        await until(lambda: not operator.controller._relist.is_set())
+        assert caplog.text == ""
+
+
+async def test_run_looks_at_nothing_in_a_namespace_that_is_not_listed() -> None:
+    cluster = Narrow()
+    cluster.namespaces |= {"other"}
+    cluster.closed = frozenset({"other"})
+    operator = Operator(cluster, namespaces=("default", "other"))
+    async with running(operator):
+        cluster.put(inference_service(namespace="other", **LOCAL))
+        cluster.put(inference_service(**LOCAL))
+        await until(lambda: cluster.peek(DEPLOYMENT, KEY))
+        await asyncio.sleep(0.01)
+        assert {key for key in operator.looks if key[0] == "other"} == set()
+        cluster.closed = frozenset()
+        operator.controller._relist.set()
+        await until(lambda: cluster.peek(DEPLOYMENT, ("other", "chat")))
+
+
+async def test_run_without_a_namespace_that_may_be_read_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "LIST_RETRY_SECONDS", 0.001)
+    cluster = Narrow()
+    cluster.closed = frozenset({"default", "other"})
+    operator = Operator(cluster, namespaces=("default", "other"))
+    cluster.put(inference_service(**LOCAL))
+    async with running(operator):
+        await asyncio.sleep(0.01)
+        assert not operator.controller.is_ready
+        cluster.closed = frozenset()
+        await until(lambda: cluster.peek(DEPLOYMENT, KEY))

@@ -19,6 +19,7 @@ from octavo_operator.api.service import InferenceService
 from octavo_operator.core.desired import desired_children, pod_template, service_url
 from octavo_operator.core.plan import kind_of
 from octavo_operator.core.rollout import Step
+from octavo_operator.errors import SpecInvalid
 from octavo_operator.testing import inference_service
 
 IMAGE = "registry.example/octavo-runtime:1"
@@ -219,6 +220,15 @@ def test_pod_meets_the_restricted_pod_security_standard() -> None:
         assert all(
             {"configMap", "persistentVolumeClaim", "emptyDir", "secret"} & one.keys() for one in template["volumes"]
         )
+
+
+def test_server_may_write_its_root_file_system_where_a_hook_of_the_node_must() -> None:
+    """Of all that restricts the server this alone can be chosen, and it decides the plan's container too."""
+    context = {"readOnlyRootFilesystem": False}
+    for one in (container(runtime={"securityContext": context}), plan(runtime={"securityContext": context})):
+        assert one["securityContext"] == container()["securityContext"] | context
+    with pytest.raises(SpecInvalid, match=r"spec\.runtime\.securityContext\.privileged"):
+        parsed(runtime={"securityContext": {"privileged": True}})
 
 
 def test_probes_leave_loading_to_the_runtime() -> None:

@@ -20,10 +20,16 @@ runtime is not here. Those without a test in this file have one that names the s
  30  deleted in a watch gap: no ghost                            test_store.py, selftest `watch-gap`
  31  two operators: one works, the other takes over              test_lead.py, selftest `leader-killed`
  32  an upgrade replaces no pod, and is told as pending          test_reconcile_rollout.py, selftest `upgrade`
- 34  extended resources are passed on as they are                test_desired.py
+ 34  extended resources are passed on as they are                test_desired.py; contract_tests/test_crd.py counts them
+ 35  what pods need reaches the init containers too              test_desired.py
  39  the grace period covers pre-stop and drain                  test_desired.py
+ 43  APIs that others install are not needed                     the chart asks for them: e2e/stories/test_monitoring_chart.py
  44  300 objects at once all get there                           here
+ 45  8,000 Secrets of nobody's cost no memory                    make bench-operator, `rss_foreign_objects_delta_mb`
  46  an hour without a change: no write                          selftest `steady-state`
+ 48  Roles in a namespace are enough there                       e2e/stories/test_operator_faults.py
+
+ 50 is about two versions of the API: there is one.
 """
 
 import asyncio

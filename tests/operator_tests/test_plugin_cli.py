@@ -82,6 +82,43 @@ async def test_status_without_rights_or_cluster_is_no_answer(api: Api, tmp_path:
         await api.ask("status", "chat")
 
 
+@pytest.mark.parametrize("page", ["<html>log in first</html>", "", "[]", "null", '{"message": "welcome"}'])
+async def test_any_command_at_what_is_no_api_server_is_no_answer(api: Api, page: str) -> None:
+    api.answers[f"{OURS}/namespaces/team-a/inferenceservices/chat"] = 200, page
+    for command in ("status", "why", "logs", "top"):
+        with pytest.raises(Unavailable, match="not the answer of an API server"):
+            await api.ask(command, "chat")
+
+
+async def test_plan_file_that_is_not_there_is_no_verdict(api: Api, tmp_path: Path) -> None:
+    there = tmp_path / "chat.yaml"
+    there.touch()
+    for file in ("/none.yaml", f"{there},/none.yaml"):
+        with pytest.raises(SettingsError, match=r"-f /none\.yaml: there is no such file"):
+            await api.ask("plan", "-f", file)
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (None, "no kubectl on the PATH"),
+        ("#!/bin/sh\necho a wrapper says hello", "no JSON of an object: a wrapper says hello"),
+        ("#!/bin/sh", "no JSON of an object: nothing"),
+        ("#!/bin/sh\necho '{}'", "there is no InferenceService in it"),
+        ('#!/bin/sh\necho \'{"kind": "List", "items": []}\'', "there is no InferenceService in it"),
+    ],
+)
+async def test_plan_kubectl_that_cannot_be_used_is_told(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, told: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if program is not None:
+        (tmp_path / "kubectl").write_text(program)
+        (tmp_path / "kubectl").chmod(0o755)
+    with pytest.raises(SettingsError, match=told):
+        await api.ask("plan", "-f", "-")
+
+
 async def test_status_with_an_exec_credential_plugin(serving: Api) -> None:
     version = "client.authentication.k8s.io/v1"
     credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "fresh"}}
@@ -248,6 +285,12 @@ def octavo(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
         (["stats", "chat"], 2, "invalid choice: 'stats'"),
         (["logs", "chat", "-f", "-p"], 2, "not allowed with argument"),
         (["top"], 2, "one of the arguments NAME --all is required"),
+        (["status", ""], 2, "'' is no name"),
+        (["status", "isvc/chat"], 2, "'isvc/chat' is no name"),
+        (["top", "../pods"], 2, "'../pods' is no name"),
+        (["logs", "chat", "-n", "Team"], 2, "'Team' is no name"),
+        (["why", "chat", "--inputs", "--operator-namespace", "a/b"], 2, "'a/b' is no name"),
+        (["status", "chat", "--kubeconfig", "x" * 300], 2, "cannot be read: [Errno 36]"),
         (["why", "chat", "--last", "0"], 2, "'0' is not a whole number from 1"),
         (["status", "chat"], 2, "no kubeconfig: there is no file"),
         (["status", "chat", "--kubeconfig", "/none"], 2, "there is no file /none"),
@@ -301,6 +344,8 @@ def test_find_target_of_several_files_the_first_wins(tmp_path: Path) -> None:
         ("contexts: []", "has no current context"),
         ("a: [", "cannot be read"),
         ("[]", "is no kubeconfig"),
+        ("contexts: [1]", "is no kubeconfig: 1 is no context"),
+        ("contexts: [{name: x, context: c}]", "is no context"),
         ("", "has no current context"),
     ],
 )

@@ -33,7 +33,7 @@ async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setattr(plan_pod, "POLL_SECONDS", 0.001)
     async with serve(tmp_path) as scripted:
         scripted.answers[f"POST {CORE}/pods"] = pod("Pending")
-        scripted.answers[DELETE] = 200, {}
+        scripted.answers[DELETE] = 200, {"metadata": {}}
         yield scripted
 
 

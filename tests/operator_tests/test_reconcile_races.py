@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.names import CLAIM, DEPLOYMENT, INFERENCE_SERVICE, REVISION, SERVICE, Manifest
+from octavo_operator.core.contest import REPAIRS_PER_MINUTE
 from octavo_operator.errors import ClusterError, Rejected, Stale, Unavailable
 from octavo_operator.reconcile import Outcome
 from octavo_operator.testing import inference_service
@@ -115,3 +116,51 @@ async def test_reconcile_repair_that_was_not_done_is_no_contest(world: World, er
     assert await world.look() == Outcome()
     assert world.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"] == 1
     assert world.ready() == ("False", "Starting")
+
+
+async def test_reconcile_second_operator_is_told_and_not_written_against_without_end(world: World) -> None:
+    """Two that both lead over the same object, with other settings, make two statuses of it."""
+    one, other = world.reconciler, world.start("another-image")
+
+    async def looks(rounds: int) -> None:
+        for _ in range(rounds):
+            world.seconds += 0.1
+            await one.reconcile(KEY)
+            await other.reconcile(KEY)
+
+    await looks(5)
+    writes = world.cluster.writes
+    await looks(100)
+    assert world.cluster.writes - writes <= 2 * REPAIRS_PER_MINUTE + 2, "ten seconds"
+    assert world.events() == [("Warning", "Contested", 1)]
+    writes = world.cluster.writes
+    await looks(6000)
+    assert world.cluster.writes - writes <= 10 * 2 * REPAIRS_PER_MINUTE + 4, "ten minutes"
+    assert world.events() == [("Warning", "Contested", 2)]
+    # The other one ends: the status is written when its time has come, without news.
+    outcome = await one.reconcile(KEY)
+    world.seconds += outcome.look_again_after or 0
+    assert await one.reconcile(KEY) == Outcome()
+    assert world.condition("UpdatePending") == ("False", "UpToDate")
+
+
+async def test_reconcile_status_edited_by_hand_is_put_right_at_once(world: World) -> None:
+    await world.look()
+    for _ in range(REPAIRS_PER_MINUTE):
+        world.seconds += 6.5
+        world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["status"].update(readyReplicas=7))
+        assert await world.look() == Outcome()
+        assert world.cluster.all(INFERENCE_SERVICE)[0]["status"]["readyReplicas"] == 0
+    assert world.events() == []
+
+
+async def test_reconcile_contested_status_of_a_refused_object_waits_too(world: World) -> None:
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(turbo=1))
+    await world.look()
+    for _ in range(REPAIRS_PER_MINUTE + 1):
+        world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["status"].update(observedGeneration=0))
+        outcome = await world.look()
+    assert outcome == Outcome(look_again_after=60.0)
+    world.seconds += 60
+    assert await world.look() == Outcome()
+    assert world.ready() == ("False", "SpecInvalid")

@@ -114,6 +114,18 @@ async def test_reconcile_revision_that_someone_else_has_deleted_is_no_error(worl
     assert len(templates(world)) == 1
 
 
+async def test_reconcile_revision_that_may_not_be_deleted_holds_up_nothing(world: World) -> None:
+    await world.look()
+    world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(runtime={"maxNumSeqs": 8}))
+    world.cluster.fail_on("remove", REVISION, Rejected("denied by a policy", status=403))
+    assert await world.look() == Outcome()
+    args = world.cluster.all(DEPLOYMENT)[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--max-num-seqs=8" in args
+    assert len(templates(world)) == 2
+    assert await world.look() == Outcome()
+    assert len(templates(world)) == 1
+
+
 async def test_reconcile_suspended_stops_the_pods_and_keeps_everything_else(world: World) -> None:
     world.cluster.edit(INFERENCE_SERVICE, KEY, lambda one: one["spec"].update(replicas=3))
     await world.look()

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from octavo_operator import reconcile
+from octavo_operator import children, reconcile
 from octavo_operator.api.conditions import Reason
 from octavo_operator.api.names import DEPLOYMENT
+from octavo_operator.core import contest
 from octavo_operator.core import plan as plan_module
 from octavo_operator.core import revision as revision_module
 from octavo_operator.core import status as status_module
@@ -59,7 +60,7 @@ def writes_the_status_each_time(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("steady-state")
 def forgets_what_it_applied(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reconcile, "remember", lambda *_: Applied("", ""))
+    patch.setattr(children, "remember", lambda *_: Applied("", ""))
 
 
 @mutant("takeover")
@@ -70,25 +71,30 @@ def recalls_nothing(patch: pytest.MonkeyPatch) -> None:
 @mutant("drift")
 def leaves_drift_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan_module, "remember", lambda sent, _: Applied(digest(sent), ""))
-    patch.setattr(reconcile, "remember", lambda sent, _: Applied(digest(sent), ""))
+    patch.setattr(children, "remember", lambda sent, _: Applied(digest(sent), ""))
 
 
 @mutant("foreign-object")
 def adopts_whatever_bears_the_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan_module, "is_ours", lambda *_: True)
-    patch.setattr(reconcile, "is_ours", lambda *_: True)
+    patch.setattr(children, "is_ours", lambda *_: True)
 
 
 @mutant("foreign-writer")
 def answers_whoever_writes_against_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reconcile, "REPAIRS_PER_MINUTE", 1000)
+    patch.setattr(contest, "REPAIRS_PER_MINUTE", 1000)
+
+
+@mutant("foreign-writer")
+def answers_whoever_writes_its_status(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reconcile, "_said", lambda _: object())
 
 
 @mutant("recreated")
 def sends_no_uid_with_a_status(patch: pytest.MonkeyPatch) -> None:
     write = Reconciler._write_status
 
-    async def without(self: Reconciler, observed: Any, status: Any) -> Any:
+    async def without(self: Reconciler, *given: Any) -> Any:
         port = self._port
 
         class Port:
@@ -100,7 +106,7 @@ def sends_no_uid_with_a_status(patch: pytest.MonkeyPatch) -> None:
 
         self._port = Port()  # type: ignore[assignment] # a stand-in for what it needs
         try:
-            return await write(self, observed, status)
+            return await write(self, *given)
         finally:
             self._port = port
 

@@ -61,10 +61,20 @@ def test_listed_without_what_vanished_is_no_silence() -> None:
 def test_interrupted_owes_nothing() -> None:
     silence = Silence()
     silence.listed(PODS, 6, now=0.0)
-    silence.interrupted()
+    silence.interrupted((None, "team-b"))
     silence.listed(PODS, 6, now=600.0)
     assert silence.silent() == []
     assert silence.due() == 690.0
+
+
+def test_interrupted_in_one_namespace_leaves_the_others() -> None:
+    silence = Silence()
+    silence.listed(PODS, 6, now=0.0)
+    silence.listed(OTHERS, 6, now=10.0)
+    silence.interrupted((OTHERS[1],))
+    assert silence.due() == 90.0
+    silence.listed(PODS, 6, now=90.0)
+    assert silence.silent() == [PODS]
 
 
 steps = st.lists(st.sampled_from(["change", "delete", "list", "wait", "catch up"]), max_size=60)

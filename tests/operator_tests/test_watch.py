@@ -5,6 +5,7 @@ import kopf
 
 from octavo_operator.api.names import WATCHED
 from octavo_operator.cluster.client import Connection
+from octavo_operator.core.silence import PATIENCE_SECONDS
 from octavo_operator.handlers.watch import _configure, _login, _registry
 
 
@@ -26,6 +27,18 @@ def test_configure_backoffs_never_end_and_start_anew_each_time() -> None:
     backoffs: Any = settings.networking.error_backoffs
     for _ in range(2):
         assert list(itertools.islice(backoffs, 10_000)) == [1.0] * 10_000
+
+
+def test_configure_ends_a_watch_on_which_nothing_comes_before_it_is_called_silent() -> None:
+    settings = kopf.OperatorSettings()
+    _configure(settings)
+    watching = settings.watching
+    assert watching.inactivity_timeout is not None
+    assert watching.server_timeout is not None
+    assert 60 < watching.inactivity_timeout < PATIENCE_SECONDS, "bookmarks come each minute"
+    assert watching.server_timeout <= 300
+    assert watching.connect_timeout == settings.networking.connect_timeout == 5
+    assert settings.networking.request_timeout == 30
 
 
 def test_configure_selects_in_the_server() -> None:

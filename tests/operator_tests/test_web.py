@@ -1,3 +1,5 @@
+import errno
+import socket
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +43,39 @@ async def test_readyz_waits_for_the_lease_to_be_known(unused_tcp_port: int) -> N
     assert await fetch(url) == (503, "the Lease could not be read yet; the log says why\n")
     elector.is_ready = True
     assert await fetch(url) == (200, "ok\n")
+    await runner.cleanup()
+
+
+def addresses() -> list[str]:
+    """Of this machine, as they stand in a URL."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return ["127.0.0.1"]
+    return ["127.0.0.1", "[::1]"]
+
+
+@pytest.mark.parametrize("ipv6", [None, False, errno.EADDRNOTAVAIL], ids=["as it is", "none", "switched off"])
+async def test_start_server_without_a_host_listens_on_all_addresses(
+    unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch, ipv6: Any
+) -> None:
+    """A pod of an IPv6 cluster has no other."""
+    create = socket.create_server
+
+    def fails(address: Any, *, family: socket.AddressFamily = socket.AF_INET, **more: Any) -> socket.socket:
+        if family is socket.AF_INET6:
+            raise OSError(ipv6, "no such address")
+        return create(address, family=family, **more)
+
+    reached = addresses()
+    if ipv6 is not None:
+        reached = ["127.0.0.1"]
+        monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: bool(ipv6))
+        monkeypatch.setattr(socket, "create_server", fails)
+    controller: Any = SimpleNamespace(is_ready=True)
+    runner = await start_server(controller, None, Metrics(), recording, host="", port=unused_tcp_port)
+    for address in reached:
+        assert await fetch(f"http://{address}:{unused_tcp_port}/readyz") == (200, "ok\n")
     await runner.cleanup()
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "Resources",
     "Rollout",
     "Runtime",
+    "ServerContext",
     "Service",
     "Spec",
 ]
@@ -40,6 +41,12 @@ class Model(_Fields):
 
     uri: str
     served_name: str | None = None
+
+
+class ServerContext(_Fields):
+    """What of the server container's security context can be chosen: nothing that reaches beyond it."""
+
+    read_only_root_filesystem: bool = True
 
 
 class Runtime(_Fields):
@@ -63,6 +70,7 @@ class Runtime(_Fields):
     env: tuple[dict[str, Any], ...] = ()
     env_from: tuple[dict[str, Any], ...] = ()
     volume_mounts: tuple[dict[str, Any], ...] = ()
+    security_context: ServerContext = Field(default_factory=ServerContext)
 
 
 class Parallelism(_Fields):

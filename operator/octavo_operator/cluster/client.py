@@ -40,6 +40,9 @@ APPLY = "application/apply-patch+yaml"
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
 
+UNUSABLE = (config.ConfigException, OSError, ValueError, TypeError, LookupError, AttributeError)
+"""What a kubeconfig makes its reader raise: no file, certificates that are none, a list where a name should be."""
+
 KINDS_BY_NAME = {kind.kind: kind.plural for kind in (INFERENCE_SERVICE, *CHILDREN, REVISION, LEASE)}
 
 
@@ -107,11 +110,11 @@ class KubernetesClient:
                 await config.load_kube_config(  # type: ignore[no-untyped-call] # theirs
                     config_file=kubeconfig, context=context, client_configuration=configuration, persist_config=False
                 )
-        except (config.ConfigException, OSError) as error:
+            return cls(configuration, trust_env=trust_env)
+        except UNUSABLE as error:
             raise SettingsError(
                 f"no way to the cluster: {error}; name a kubeconfig with --kubeconfig, or run in a pod with a service account"
             ) from error
-        return cls(configuration, trust_env=trust_env)
 
     async def connection(self) -> Connection:
         """The credentials as they are now; the token of a service account changes with time."""
@@ -140,14 +143,14 @@ class KubernetesClient:
             query.append(("continue", token))
         path = path_of(kind, namespace)
         async with self._answer("GET", path, query=query, headers={"Accept": JSON}) as response:
-            text, status = await response.read(), response.status
+            text = await response.read()
         try:
             found = msgspec.json.decode(text, type=_List)
             return Page(
                 tuple(_listed(item) for item in found.items), int(found.metadata.resourceVersion), found.metadata.more
             )
         except ValueError as error:
-            raise _error(f"GET {path}", status, {"message": f"GET {path}: no list of objects: {error}"}) from error
+            raise _strange(f"GET {path}", text) from error
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """See ClusterPort."""
@@ -222,9 +225,10 @@ class KubernetesClient:
     ) -> Manifest:
         headers = {"Accept": JSON} | ({"Content-Type": media} if media is not None else {})
         async with self._answer(method, path, query=query, body=body, headers=headers) as response:
-            answer = _parsed(await response.read())
-        if not isinstance(answer, dict):
-            raise _error(f"{method} {path}", response.status, {})
+            text = await response.read()
+        answer = _parsed(text)
+        if answer is None or "metadata" not in answer:
+            raise _strange(f"{method} {path}", text)
         return answer
 
     @asynccontextmanager
@@ -243,21 +247,22 @@ class KubernetesClient:
         Raises:
             ClusterError: there is none, or it broke off.
         """
-        # The body is none of its arguments: it would be copied, value by value, in search of typed models.
-        request = await self._api.param_serialize(
-            method, path, query_params=list(query), header_params=headers or {}, auth_settings=["BearerToken"]
-        )
-        verb, url, given, *_ = request
         what = f"{method} {path}"
         try:
+            # The body is none of its arguments: it would be copied, value by value, in search of typed models.
+            request = await self._api.param_serialize(
+                method, path, query_params=list(query), header_params=headers or {}, auth_settings=["BearerToken"]
+            )
+            verb, url, given, *_ = request
             answer = await self._api.call_api(verb, url, given, body, _request_timeout=patience)
             response: aiohttp.ClientResponse = answer.response
             async with response:
                 if response.status >= 400:
-                    said = _parsed(await response.read())
-                    raise _error(what, response.status, said if isinstance(said, dict) else {})
+                    text = await response.read()
+                    raise _error(what, response.status, _parsed(text) or {"message": _shown(text)})
                 yield response
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, config.ConfigException) as error:
+            # The latter of credentials that are read again and are not there for a moment.
             raise Unavailable(f"{what}: {str(error) or type(error).__name__}") from error
 
 
@@ -266,11 +271,22 @@ def _listed(item: msgspec.Raw) -> Listed:
     return Listed((metadata.namespace, metadata.name), int(metadata.resourceVersion), item)
 
 
-def _parsed(content: bytes) -> Any:
+def _parsed(content: bytes) -> Manifest | None:
+    """The JSON object; None for anything else."""
     try:
-        return msgspec.json.decode(content)
+        found = msgspec.json.decode(content)
     except ValueError:
-        return {"message": content[:200].decode(errors="replace")}
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _shown(content: bytes) -> str:
+    return content[:200].decode(errors="replace")
+
+
+def _strange(what: str, content: bytes) -> Unavailable:
+    """Of a good answer that holds no object: a proxy's page for logging in, or another server at that address."""
+    return Unavailable(f"{what}: this is not the answer of an API server: {_shown(content) or 'nothing'}")
 
 
 def _kind_of(manifest: Manifest) -> Kind:

@@ -26,7 +26,7 @@ class UserCluster(KubernetesClient):
         page: list[tuple[str, str]] = []
         while True:
             answer = await self._call("GET", path_of(kind, namespace), query=query + page)
-            items += answer["items"]
+            items += answer.get("items") or ()
             token = answer["metadata"].get("continue")
             if not token:
                 return tuple(items)

@@ -290,7 +290,7 @@ def _container(service: InferenceService, runtime_image: str, name: str, argumen
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
+            "readOnlyRootFilesystem": runtime.security_context.read_only_root_filesystem,
         },
         "terminationMessagePath": TERMINATION_LOG,
         # Only where the runtime left no message of its own, for an image that has no runtime, say.

@@ -4,7 +4,7 @@ So `kubectl describe` tells the story.
 
 Invariants:
 - An event follows from the status that is stored and the one that replaces it, and from nothing else. An operator that
-  starts anew finds both equal, and says nothing again.
+  starts anew finds both equal, and says nothing again. The one exception tells of a status that cannot be kept.
 - An object has at most one Event per reason of the closed list; a reason that comes back is counted up. The API server
   drops an Event an hour after its last count.
 - A new object that only starts is no news: a thousand of them make no events.
@@ -16,7 +16,7 @@ from octavo_operator.api.conditions import ConditionType, Reason
 from octavo_operator.api.names import EVENT, INFERENCE_SERVICE, OPERATOR, Manifest
 from octavo_operator.core.digest import digest
 
-__all__ = ["ready_event", "scale_event"]
+__all__ = ["contest_event", "ready_event", "scale_event"]
 
 NORMAL = frozenset(
     {
@@ -65,6 +65,22 @@ def scale_event(manifest: Manifest, status: Manifest, now: datetime) -> Manifest
         return None
     reason = "ScaledUp" if scaled["to"] > scaled["from"] else "ScaledDown"
     return _event(manifest, "Normal", reason, f"from {scaled['from']} to {scaled['to']}: {scaled['reason']}", now)
+
+
+def contest_event(manifest: Manifest, now: datetime) -> Manifest:
+    """The Event of a status that something else keeps writing back.
+
+    Args:
+        manifest: the InferenceService.
+        now: the time.
+    """
+    resource = f"{INFERENCE_SERVICE.plural}.{INFERENCE_SERVICE.group}/{manifest['metadata']['name']}"
+    message = (
+        "something else keeps writing the status back, which is not to be relied on meanwhile: perhaps a second operator "
+        f"serves this namespace, `kubectl get pods -A -l app.kubernetes.io/name={OPERATOR}` shows them; "
+        f"`kubectl get {resource} --show-managed-fields -o yaml` shows who writes"
+    )
+    return _event(manifest, "Warning", Reason.CONTESTED, message, now)
 
 
 def _event(manifest: Manifest, kind: str, reason: str, message: str, now: datetime) -> Manifest:

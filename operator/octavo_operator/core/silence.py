@@ -12,6 +12,7 @@ What holds at any time (tests/operator_tests/test_silence.py):
 The answers to our own writes are no deliveries: the store knows them before any watch, and must not speak for one.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from octavo_operator.api.names import Kind
@@ -68,10 +69,15 @@ class Silence:
         else:
             watch.is_silent = now - watch.owes_since >= self.patience
 
-    def interrupted(self) -> None:
-        """Takes note of a list that failed: there is no way to the API server, and no watch owes anything."""
-        for watch in self._watches.values():
-            watch.owes_since = None
+    def interrupted(self, namespaces: Collection[str | None]) -> None:
+        """Takes note of a list that failed: there is no way to these namespaces, and no watch of them owes anything.
+
+        Args:
+            namespaces: as in the streams.
+        """
+        for (_, namespace), watch in self._watches.items():
+            if namespace in namespaces:
+                watch.owes_since = None
 
     def silent(self) -> list[Stream]:
         """The watches that are silent."""

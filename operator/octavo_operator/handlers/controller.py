@@ -25,7 +25,7 @@ from octavo_operator.cluster.port import ClusterPort
 from octavo_operator.core.queue import WorkQueue
 from octavo_operator.core.silence import Silence
 from octavo_operator.core.store import Store
-from octavo_operator.errors import ClusterError, Gone, OperatorError, Stale, Unavailable
+from octavo_operator.errors import ClusterError, Gone, OperatorError, Rejected, Stale, Unavailable
 from octavo_operator.metrics import Metrics
 from octavo_operator.reconcile import Outcome
 
@@ -72,6 +72,8 @@ class Controller:
         self._look = look
         self._metrics = metrics
         self._scopes: tuple[str | None, ...] = namespaces or (None,)
+        self._put_off: dict[str | None, set[Key]] = {scope: set() for scope in self._scopes}
+        """By namespace, while no complete list of it is in: what to look at then."""
         self._workers = workers
         self._resync_seconds = resync_seconds
         self._turn = turn
@@ -109,8 +111,7 @@ class Controller:
             manifest: the object.
         """
         self._metrics.watch_events.labels(kind.kind).inc()
-        scope = None if self._scopes == (None,) else manifest["metadata"]["namespace"]
-        self._silence.delivered((kind, scope), version_of(manifest))
+        self._silence.delivered((kind, self._scope_of(manifest["metadata"]["namespace"])), version_of(manifest))
         known = self._store.generation(kind, key_of(manifest))
         if event_type == "DELETED":
             # A child that is gone is an outage; a whole object that is gone can wait, and so can what goes with it.
@@ -124,6 +125,9 @@ class Controller:
         if event_type is None and owners and self.is_ready:
             # kopf listed again, so its watch had lost its place: what vanished meanwhile it does not say.
             self._relist.set()
+
+    def _scope_of(self, namespace: str) -> str | None:
+        return None if self._scopes == (None,) else namespace
 
     def _depth(self) -> int:
         """The keys that wait for a worker; they do not while the workers wait for their turn."""
@@ -154,18 +158,14 @@ class Controller:
     async def _list_forever(self) -> None:
         while True:
             try:
-                for scope in self._scopes:
-                    for kind in WATCHED:
-                        newest = await self._list(kind, scope)
-                        self._silence.listed((kind, scope), newest, _clock())
+                await self._list_all()
             except Gone:
                 raise
             except ClusterError as error:
                 logger.warning("cannot list: %s", error)
-                self._silence.interrupted()
+                self._silence.interrupted(self._scopes)
                 await asyncio.sleep(LIST_RETRY_SECONDS)
                 continue
-            self._metrics.last_list.set_to_current_time()
             if not self.is_ready:
                 logger.info("known: %s", {kind.kind: self._store.count(kind) for kind in WATCHED})
                 self._listed.set()
@@ -177,6 +177,31 @@ class Controller:
                 async with asyncio.timeout(pause):
                     await self._relist.wait()
             self._relist.clear()
+
+    async def _list_all(self) -> None:
+        """Lists all namespaces that may be read.
+
+        Raises:
+            ClusterError: there is none, or the API server does not answer.
+        """
+        refusals: list[Rejected] = []
+        for scope in self._scopes:
+            try:
+                for kind in WATCHED:
+                    newest = await self._list(kind, scope)
+                    self._silence.listed((kind, scope), newest, _clock())
+            except Rejected as error:
+                # Its Role is gone, mostly with the namespace itself: no reason to leave the others alone.
+                refusals.append(error)
+                self._silence.interrupted((scope,))
+            else:
+                self._add(self._put_off.pop(scope, ()))
+        if len(refusals) == len(self._scopes):
+            raise refusals[0]
+        for refusal in refusals:
+            logger.warning("a namespace is left alone: %s", refusal)
+        if not refusals:
+            self._metrics.last_list.set_to_current_time()
 
     async def _list(self, kind: Kind, scope: str | None) -> int:
         """Makes the store equal to a complete list; the version of the newest object in it."""
@@ -205,7 +230,11 @@ class Controller:
                 continue
             self._started[key] = _clock()
             try:
-                await self._look_at(key)
+                put_off = self._put_off.get(self._scope_of(key[0]))
+                if put_off is None:
+                    await self._look_at(key)
+                else:  # a look would judge by half of what is there
+                    put_off.add(key)
             finally:
                 self._metrics.reconcile_seconds.observe(_clock() - self._started.pop(key))
                 self._queue.done(key)

@@ -66,7 +66,7 @@ async def run(settings: Settings) -> None:
     except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
         await client.close()
         raise SettingsError(
-            f"cannot listen on {settings.host}:{settings.port}: {error}; choose another --port"
+            f"cannot listen on {settings.host or '*'}:{settings.port}: {error}; choose another --port"
         ) from error
     try:
         await _supervise(controller, autoscaler, elector, client, settings)
@@ -80,6 +80,10 @@ def _tame_collections() -> None:
 
     A full collection walks through every object there is, 70 ms of processor with 800 InferenceServices, of which what
     has been imported is half; in a burst there was one every few seconds.
+
+    What it collects are kopf's views of an event, which refer to each other: 40 objects for an event, and what the event
+    itself holds. Nothing of ours is among it, nor what an outage leaves. They die young, so that those of some hundred
+    events wait for a collection, 6 MB, however many InferenceServices there are (docs/benchmarks.md).
     """
     gc.freeze()  # what has been imported lives as long as the process
     gc.set_threshold(20_000, 20, 20)

@@ -5,6 +5,8 @@ complete list, and for the first look at the Lease: an operator that stands by i
 /autoscaling/NAMESPACE/NAME is known to the one that leads alone.
 """
 
+import errno
+import socket
 from collections.abc import Callable, Iterator
 
 from aiohttp import web
@@ -34,7 +36,7 @@ async def start_server(
         elector: likewise; None without a Lease.
         metrics: for /metrics.
         recording: the autoscaler's decisions about an InferenceService, as text.
-        host: address to listen on.
+        host: address to listen on; empty for all.
         port: port to listen on.
 
     Raises:
@@ -84,5 +86,16 @@ async def start_server(
     )
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
+    await (web.TCPSite(runner, host, port) if host else web.SockSite(runner, _everywhere(port))).start()
     return runner
+
+
+def _everywhere(port: int) -> socket.socket:
+    """Listens on all addresses, those of IPv6 too where there are such: a pod may have no other."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError as error:
+            if error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
+                raise
+    return socket.create_server(("", port))

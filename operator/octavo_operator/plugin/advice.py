@@ -4,6 +4,11 @@ from octavo_operator.api.conditions import Reason
 
 __all__ = ["ADVICE"]
 
+CANNOT_START = (
+    "mostly an image without octavo, or podTemplate.spec.securityContext; where a hook of the GPU's toolkit says that the "
+    "file system is read-only, runtime.securityContext"
+)
+
 ADVICE = {
     Reason.STARTING: "wait",
     Reason.ROLLING_OUT: "wait",
@@ -16,16 +21,14 @@ ADVICE = {
     Reason.CLAIM_NOT_FOUND: "create it, or change model.uri; heals by itself",
     Reason.CLAIM_PENDING: "create it, or change model.uri; heals by itself",
     Reason.CLAIM_LOST: "create it, or change model.uri; heals by itself",
-    Reason.NOT_ALLOWED: "remove the field, or have it allowed; a label heals by itself",
-    Reason.SERVICE_ACCOUNT_NOT_FOUND: "create it; heals by itself",
     Reason.SECRET_NOT_FOUND: "create it; heals by itself",
     Reason.CONFIG_MAP_NOT_FOUND: "create it; heals by itself",
     Reason.VOLUMES_OR_NETWORK_NOT_READY: "create the Secret, ConfigMap or claim; else kubectl describe pod. Heals by itself",
     Reason.IMAGE_PULL_BACK_OFF: "runtime.image, podTemplate.spec.imagePullSecrets, or the registry",
     Reason.INVALID_IMAGE_NAME: "runtime.image, podTemplate.spec.imagePullSecrets, or the registry",
-    Reason.CREATE_CONTAINER_CONFIG_ERROR: "mostly an image without octavo, or podTemplate.spec.securityContext",
-    Reason.CREATE_CONTAINER_ERROR: "mostly an image without octavo, or podTemplate.spec.securityContext",
-    Reason.RUN_CONTAINER_ERROR: "mostly an image without octavo, or podTemplate.spec.securityContext",
+    Reason.CREATE_CONTAINER_CONFIG_ERROR: CANNOT_START,
+    Reason.CREATE_CONTAINER_ERROR: CANNOT_START,
+    Reason.RUN_CONTAINER_ERROR: CANNOT_START,
     Reason.INIT_CONTAINER_FAILED: "its logs",
     Reason.NOT_ENOUGH_MEMORY_FOR_WEIGHTS: "a larger one; runtime.dtype",
     Reason.NOT_ENOUGH_MEMORY_FOR_KV: (

@@ -4,12 +4,14 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 
 from octavo_operator.errors import OperatorError, Rejected, SettingsError, SpecInvalid, Unavailable
 from octavo_operator.plugin.kubeconfig import find_target
+from octavo_operator.settings import NAMESPACE
 
 __all__ = ["main", "run"]
 
@@ -33,7 +35,7 @@ examples:
 exit codes:
   0  yes
   1  no, or not yet; each command says what that means
-  2  the command line cannot be understood
+  2  the command line, or a file that it names, cannot be used
   3  there is no answer: no way to the cluster, no such object, missing rights
 """
 
@@ -220,7 +222,7 @@ def _where() -> argparse.ArgumentParser:
     """The flags that say which cluster and namespace; not given, they leave no trace."""
     flags = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     group = flags.add_argument_group("where")
-    group.add_argument("-n", "--namespace", help="its namespace (default: the context's)")
+    group.add_argument("-n", "--namespace", type=_namespace, help="its namespace (default: the context's)")
     group.add_argument("--context", help="context of the kubeconfig (default: the current one)")
     group.add_argument("--kubeconfig", metavar="PATH", help="default: $KUBECONFIG, else ~/.kube/config")
     return flags
@@ -256,9 +258,10 @@ def _parser() -> argparse.ArgumentParser:
     logs = add("logs", "what all its pods say", LOGS, LOGS_EXAMPLES)
     top = add("top", "load and latency of each pod", TOP, TOP_EXAMPLES)
     for one in (status, why, logs):
-        one.add_argument("name", metavar="NAME", help="the InferenceService")
+        one.add_argument("name", type=_name, metavar="NAME", help="the InferenceService")
     why.add_argument(
         "--operator-namespace",
+        type=_name,
         metavar="NAMESPACE",
         help="where the operator runs, with --inputs (default: octavo-system)",
     )
@@ -281,13 +284,25 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("--tail", type=_number, metavar="N", help="the last lines of each container (default: all)")
     logs.add_argument("--since", type=_count, metavar="SECONDS", help="only lines that are no older")
     which = top.add_mutually_exclusive_group(required=True)
-    which.add_argument("name", metavar="NAME", nargs="?", help="the InferenceService")
+    which.add_argument("name", type=_name, metavar="NAME", nargs="?", help="the InferenceService")
     which.add_argument("--all", action="store_true", help="all of the namespace")
     top.add_argument("--once", action="store_true", help="one table, then end")
     top.add_argument("--interval", type=_count, default=2, metavar="SECONDS", help="between two looks (default: 2)")
     for one in (status, why, plan, top):
         one.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
     return parser
+
+
+def _name(text: str) -> str:
+    """What becomes a part of an address must be a name, not a path."""
+    if not re.fullmatch(NAMESPACE, text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name: lower-case letters, digits and '-', 63 at most")
+    return text
+
+
+def _namespace(text: str) -> str:
+    """An empty one is that of the context, as it is for kubectl."""
+    return _name(text) if text else text
 
 
 def _count(text: str) -> int:

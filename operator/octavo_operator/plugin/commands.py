@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 import time
 from dataclasses import replace
@@ -83,7 +84,7 @@ async def plan(cluster: UserCluster, target: Target, given: argparse.Namespace) 
     if code:
         await cluster.list(INFERENCE_SERVICE, target.namespace)  # no way to the cluster is no verdict
         return EXIT_NO
-    services = [one for one in objects if one["kind"] == INFERENCE_SERVICE.kind]
+    services = [one for one in objects if one.get("kind") == INFERENCE_SERVICE.kind]
     if not services:
         raise SettingsError(f"-f {given.file}: there is no InferenceService in it")
     missing: list[str] = []
@@ -226,7 +227,14 @@ async def _log(
 
 
 async def _dry_run(given: argparse.Namespace) -> tuple[int, list[Manifest]]:
-    """The API server's verdict in kubectl's words, which go to stderr; the objects when it is good."""
+    """The API server's verdict in kubectl's words, which go to stderr; the objects when it is good.
+
+    Raises:
+        SettingsError: there is no such file, or no kubectl that could be asked: that is no verdict.
+    """
+    for file in given.file.split(","):  # as kubectl takes it: patterns and addresses are its own business
+        if file != "-" and not re.search(r"://|[*?[]", file) and not os.path.exists(file):  # noqa: ASYNC240, PTH110 one look, at any name
+            raise SettingsError(f"-f {file}: there is no such file")
     where = [(f"--{name}", getattr(given, name)) for name in ("namespace", "context", "kubeconfig")]
     flags = [f"{flag}={value}" for flag, value in where if value is not None]
     try:
@@ -234,13 +242,17 @@ async def _dry_run(given: argparse.Namespace) -> tuple[int, list[Manifest]]:
             *("kubectl", "apply", "--dry-run=server", "--output=json", f"--filename={given.file}", *flags),
             stdout=asyncio.subprocess.PIPE,
         )
-    except FileNotFoundError as error:
-        raise SettingsError("there is no kubectl on the PATH; it does the dry run") from error
+    except OSError as error:
+        raise SettingsError(f"there is no kubectl on the PATH, which does the dry run: {error}") from error
     output, _ = await process.communicate()
     if process.returncode:
         return process.returncode, []
-    answer = json.loads(output)
-    return 0, answer["items"] if answer["kind"] == "List" else [answer]
+    try:
+        answer = json.loads(output)
+        return 0, answer["items"] if answer.get("kind") == "List" else [answer]
+    except (ValueError, KeyError, AttributeError) as error:
+        said = output[:200].decode(errors="replace")
+        raise SettingsError(f"kubectl's dry run is no JSON of an object: {said or 'nothing'}") from error
 
 
 async def _present(cluster: UserCluster, dry: Manifest) -> Facts | None:

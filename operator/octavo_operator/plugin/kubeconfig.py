@@ -39,7 +39,7 @@ def find_target(
     """
     named = kubeconfig or environment.get("KUBECONFIG", "")
     paths = [Path(part).expanduser() for part in named.split(":") if part] or [Path.home() / ".kube" / "config"]
-    found = [path for path in paths if path.exists()]
+    found = [path for path in paths if _exists(path)]
     if kubeconfig and not found:
         raise SettingsError(f"--kubeconfig: there is no file {kubeconfig}")
     if not found:
@@ -52,9 +52,11 @@ def find_target(
     files = [_read(path) for path in found]
     current = context or next((one["current-context"] for one in files if one.get("current-context")), None)
     contexts: dict[str, Any] = {}
-    for file in files:
+    for path, file in zip(found, files, strict=True):
         for one in file.get("contexts") or ():
-            contexts.setdefault(one.get("name"), one.get("context") or {})
+            if not isinstance(one, dict) or not isinstance(one.get("context") or {}, dict):
+                raise SettingsError(f"the kubeconfig {path} is no kubeconfig: {one!r} is no context")
+            contexts.setdefault(str(one.get("name")), one.get("context") or {})
     if current is None:
         raise SettingsError(
             "the kubeconfig has no current context: give --context, or `kubectl config use-context NAME`"
@@ -63,6 +65,13 @@ def find_target(
         known = ", ".join(sorted(map(str, contexts))) or "none"
         raise SettingsError(f"the kubeconfig has no context {current!r}; it has {known}")
     return Target(":".join(map(str, found)), current, namespace or contexts[current].get("namespace") or "default")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # a folder that may not be entered
+        raise SettingsError(f"the kubeconfig {path} cannot be read: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

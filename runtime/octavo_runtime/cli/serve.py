@@ -166,7 +166,7 @@ _DTYPES = ["auto", "float32", "float16", "bfloat16"]
     is_flag=True,
     help="Check the scheduler's state after each step, and end the server where it is wrong. Slow; to find faults.",
 )
-@_http("--host", default="0.0.0.0", help="Address to listen on.")  # noqa: S104 - a server in a pod is reached from outside
+@_http("--host", default="", help="Address to listen on (default: all, of IPv4 and of IPv6).")
 @_http("--port", type=click.IntRange(0, 65535), default=8000, help="Port to listen on; 0 picks a free one.")
 @_http(
     "--max-num-queued-reqs",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Never
@@ -28,6 +30,7 @@ from octavo_runtime.text.tokenizer import Tokenizer
 __all__ = ["Service", "serve"]
 
 _log = logging.getLogger(__name__)
+_BACKLOG = 1024
 _FLUSH_SECONDS = 5.0  # for the last bytes of answers
 
 
@@ -100,16 +103,24 @@ class Service:
         host, port = self._config.host, self._config.port
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port, backlog=1024).start()
+            if host:
+                await web.TCPSite(self._runner, host, port, backlog=_BACKLOG).start()
+            else:
+                await web.SockSite(self._runner, _everywhere(port), backlog=_BACKLOG).start()
         except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise CannotListen(
-                f"cannot listen on {host} port {port}: {why}",
+                f"cannot listen on {host or 'all addresses,'} port {port}: {why}",
                 hint="Stop the program that has the port, or give another --port or --host.",
             ) from error
         self.port = self._runner.addresses[0][1]
-        _log.info("listening on http://%s:%d; loading %s", host, self.port, self.client.config.model)
+        _log.info("listening on %s; loading %s", self._url, self.client.config.model)
         await self.client.start()
+
+    @property
+    def _url(self) -> str:
+        host = self._config.host or "0.0.0.0"  # noqa: S104 - what people know as all addresses
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def run(self) -> Never:
         """Loads, serves, and raises why the engine ended.
@@ -128,8 +139,7 @@ class Service:
             info = await self.client.ready()
         self._metrics.loaded(info, self.client.config)
         self._recording.loaded(info, self.client.config)
-        name, url = self._config.served_model_name, f"http://{self._config.host}:{self.port}/v1"
-        _log.info("ready: %s at %s; %s", name, url, _describe(info))
+        _log.info("ready: %s at %s/v1; %s", self._config.served_model_name, self._url, _describe(info))
         self.ready.set()
         raise await self.client.ended()
 
@@ -152,6 +162,17 @@ class Service:
         await self._runner.cleanup()
         self._server.close()
         self._recording.close()
+
+
+def _everywhere(port: int) -> socket.socket:
+    """Listens on all addresses, those of IPv6 too where there are such: a pod may have no other."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError as error:
+            if error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
+                raise
+    return socket.create_server(("", port))
 
 
 def _describe(info: EngineInfo) -> str:

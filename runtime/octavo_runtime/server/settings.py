@@ -15,7 +15,7 @@ class ServerConfig:
 
     Attributes:
         served_model_name: The model's name in requests, answers and metrics.
-        host: Address to listen on.
+        host: Address to listen on; empty: all, since a server in a pod is reached from outside it.
         port: Port to listen on; 0 picks a free one.
         generation_config: auto: requests that do not say are sampled as the model's generation_config.json has it; none:
             by OpenAI's defaults.
@@ -32,7 +32,7 @@ class ServerConfig:
     """
 
     served_model_name: str
-    host: str = "0.0.0.0"  # noqa: S104 - a server in a pod is reached from outside it
+    host: str = ""
     port: int = 8000
     generation_config: Literal["auto", "none"] = "auto"
     max_num_queued_reqs: int = 1024

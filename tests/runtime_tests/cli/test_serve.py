@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from octavo_runtime.server.serve import _everywhere
 from octavo_runtime.testing import Script, ids, write_model
 
 PROGRAM = (sys.executable, "-m", "octavo_runtime.testing")
@@ -44,9 +47,9 @@ class Program:
             time.sleep(0.01)
         raise AssertionError(f"no line matches {pattern!r} in {self.lines}")
 
-    def post(self, **body: Any) -> Any:
+    def post(self, address: str = "127.0.0.1", **body: Any) -> Any:
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
+            f"http://{address}:{self.port}/v1/completions",
             data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
@@ -87,7 +90,7 @@ def running(folder: Path, script: Script, *flags: str, ready: bool = True) -> It
         reader = threading.Thread(target=collect)
         reader.start()
         try:
-            program.port = int(program.wait_for(r"listening on http://127\.0\.0\.1:(\d+)")[1])
+            program.port = int(program.wait_for(r"listening on http://[\d.]+:(\d+)")[1])
             if ready:
                 program.wait_for('"ready: ')
             yield program
@@ -215,6 +218,37 @@ def test_serve_port_taken(tmp_path: Path) -> None:
         assert json.loads(log.read_text())["code"] == "CannotListen"
         assert f"port {first.port}" in ended.stderr
         assert "give another --port" in ended.stderr
+
+
+def test_serve_without_a_host_listens_on_all_addresses(tmp_path: Path) -> None:
+    """A pod of an IPv6 cluster has no other."""
+    with running(tmp_path, SLOW, "--host", "") as program:
+        for address in ("127.0.0.1", *(["[::1]"] if has_ipv6() else [])):
+            with program.post(address, prompt="hi", max_tokens=1) as answer:
+                assert answer.status == 200
+
+
+@pytest.mark.parametrize("ipv6", [False, True], ids=["none", "switched off"])
+def test_everywhere_without_ipv6_listens_all_the_same(monkeypatch: pytest.MonkeyPatch, ipv6: bool) -> None:
+    create = socket.create_server
+
+    def fails(address: Any, *, family: socket.AddressFamily = socket.AF_INET, **more: Any) -> socket.socket:
+        if family is socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "no such address")
+        return create(address, family=family, **more)
+
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: ipv6)
+    monkeypatch.setattr(socket, "create_server", fails)
+    with _everywhere(0) as listening:
+        assert listening.family is socket.AF_INET
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_serve_host_that_none_can_have(tmp_path: Path) -> None:

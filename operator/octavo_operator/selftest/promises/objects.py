@@ -8,6 +8,8 @@ from octavo_operator.api.names import (
     CLAIM,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
+    EVENT,
+    INFERENCE_SERVICE,
     MANAGED_BY,
     NETWORK_POLICY,
     OPERATOR,
@@ -105,7 +107,26 @@ async def _foreign_writer(world: World) -> str:
         world.judge.fail(f"{writes} repairs in five minutes against somebody who writes every two seconds")
     world.edit(other, replicas=2)
     await world.rest(within=60 + STARTED)
-    return f"somebody wrote 150 times in five minutes, the operator {writes} times; then there was peace"
+    before = world.judge.writes_by_kind[INFERENCE_SERVICE]
+    for number in range(150):
+        world.cluster.edit(INFERENCE_SERVICE, key, partial(_misreport, count=7 + number % 2))
+        await asyncio.sleep(2)
+    statuses = world.judge.writes_by_kind[INFERENCE_SERVICE] - before
+    if statuses > 5 * 10 + 10:
+        world.judge.fail(f"{statuses} statuses in five minutes against somebody who writes every two seconds")
+    if not any(
+        one["reason"] == Reason.CONTESTED and "the status" in one["message"] for one in world.cluster.all(EVENT)
+    ):
+        world.judge.fail("no Event told that the status is contested")
+    await world.rest(within=75)
+    return (
+        f"somebody wrote 300 times in ten minutes, the operator {writes} Deployments and {statuses} statuses; then there "
+        "was peace"
+    )
+
+
+def _misreport(live: Manifest, *, count: int) -> None:
+    live["status"]["readyReplicas"] = count
 
 
 def _scale(live: Manifest, *, count: int) -> None:
