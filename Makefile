@@ -86,7 +86,7 @@ older-triton: .venv/stamp ## the interpreter tests and the compilation of the GP
 	  > "$$($(OLDER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/usual.pth"
 	PYTHONPATH=kernels:runtime $(OLDER)/bin/python -m pytest -q -p no:cacheprovider \
 	  -W 'ignore:Conversion of an array with ndim:DeprecationWarning' tests/triton_tests
-	PYTHONPATH=kernels:runtime $(OLDER)/bin/python -m bench.kernels --faults
+	PYTHONPATH=kernels:runtime $(OLDER)/bin/python -m bench.kernels $(if $(UPDATE),--update)
 
 .PHONY: bench-serving bench-peers bench-quality bench-paging bench-scheduling bench-core bench-autoscaling bench-scraping bench-operator bench-neighbours
 bench-serving: .venv/stamp ## our engine's speed, offline and over HTTP, beside this machine's limits; PROFILE=1 tells where it goes

@@ -68,7 +68,7 @@ def guarded_launch(kernel: Any, grid: tuple[int, ...], configuration: Configurat
         _, copy, _ = copies[storage.data_ptr()]
         offset = _GUARD // argument.element_size() + argument.storage_offset()
         placed = torch.tensor([], dtype=argument.dtype)
-        return placed.set_(copy.untyped_storage(), offset, argument.shape, argument.stride())  # type: ignore[call-overload]
+        return placed.set_(copy.untyped_storage(), offset, argument.shape, argument.stride())
 
     launch(kernel, grid, configuration, *[moved(argument) for argument in arguments])
     for storage, copy, poison in copies.values():
@@ -78,7 +78,7 @@ def guarded_launch(kernel: Any, grid: tuple[int, ...], configuration: Configurat
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[call-overload,no-any-return]
+    return torch.tensor([], dtype=torch.uint8).set_(storage)
 
 
 def _filled(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

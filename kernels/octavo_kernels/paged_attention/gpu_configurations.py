@@ -147,7 +147,7 @@ def merge(shape: Shape) -> Configuration:
         "PROGRAMS": _PROGRAMS,
         "WINDOW": shape.window,
     }
-    return Configuration(constexprs, 4, 1)
+    return Configuration(constexprs, 8 if shape.block_d == 256 else 4, 1)
 
 
 def shipped() -> list[Shipped]:
