@@ -138,7 +138,7 @@ def _sampling(dry: bool, device: torch.device, rand: Callable[..., torch.Tensor]
     seen = torch.zeros((rows, memory_width(vocabulary)), device=device, dtype=torch.int32)
     charges = (torch.full((rows,), each, device=device) for each in (1.2, 0.5, 0.5))
     penalties = Penalties(seen[:, :vocabulary], *charges)
-    work = partial(sampling.sample, logits, *columns, penalties)
+    work = partial(sampling.sample, logits, *columns, penalties=penalties)
     yield _Case(f"sample_penalties_{rows}", [work], bytes=logits.nbytes + seen.nbytes)
 
 

@@ -287,5 +287,7 @@ class _Checks:
         seen = torch.randint(-9, 8, (rows, memory_width(vocabulary)), generator=self._generator).clamp(min=0)
         charges = (torch.tensor([each] * rows).to(self._device) for each in (1.3, 0.5, 0.2))
         penalties = Penalties(seen.int().to(self._device)[:, :vocabulary], *charges)
-        equal = sampling.sample(logits, *columns, penalties) == sampling_reference.sample(logits, *columns, penalties)
+        equal = sampling.sample(logits, *columns, penalties=penalties) == sampling_reference.sample(
+            logits, *columns, penalties=penalties
+        )
         yield "sample_with_penalties", float(equal.float().mean()), 0.9

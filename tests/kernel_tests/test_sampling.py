@@ -191,7 +191,7 @@ def test_sample_with_penalties(plain: Any) -> None:
     penalties = Penalties(seen, torch.tensor([1.5, 1.0]), torch.tensor([0.5, 5.0]), torch.tensor([0.0, 0.1]))
     greedy = torch.zeros(2), torch.zeros(2).long(), torch.ones(2), torch.zeros(2), torch.zeros(2).double()
     assert plain.sample(logits, *greedy).tolist() == [1, 1]
-    assert plain.sample(logits, *greedy, penalties).tolist() == [2, 3]
+    assert plain.sample(logits, *greedy, penalties=penalties).tolist() == [2, 3]
 
 
 def test_best_takes_the_first_of_equals(form: Any) -> None:

@@ -98,8 +98,8 @@ def test_sample_with_penalties(
     )
     penalties = Penalties(seen, *(guards.place(torch.tensor(column)) for column in zip(*by_row, strict=True)))
     parameters = columns(rows, generator, [0.7, 0.0, 1.5])
-    truth = reference.sample(logits, *parameters, penalties).tolist()
-    assert triton.sample(guards.place(logits), *parameters, penalties).tolist() == truth
+    truth = reference.sample(logits, *parameters, penalties=penalties).tolist()
+    assert triton.sample(guards.place(logits), *parameters, penalties=penalties).tolist() == truth
     assert truth != reference.sample(logits, *parameters).tolist()
 
 
@@ -109,8 +109,8 @@ def test_sample_with_penalties_not_finite() -> None:
     seen = torch.full((3, 16), 3, dtype=torch.int32)[:, :9]
     penalties = Penalties(seen, torch.full((3,), 2.0), torch.ones(3), torch.ones(3))
     columns = torch.ones(3), torch.zeros(3).long(), torch.ones(3), torch.zeros(3), torch.full((3,), 0.5).double()
-    truth = reference.sample(logits, *columns, penalties).tolist()
-    assert triton.sample(logits, *columns, penalties).tolist() == truth
+    truth = reference.sample(logits, *columns, penalties=penalties).tolist()
+    assert triton.sample(logits, *columns, penalties=penalties).tolist() == truth
     assert truth[:2] == [NOT_FINITE] * 2
 
 

@@ -23,6 +23,7 @@ def sample(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
     uniform: torch.Tensor,
+    *,
     penalties: Penalties | None = None,
 ) -> torch.Tensor:
     """One token for each row, which depends on nothing but the row.
@@ -40,7 +41,7 @@ def sample(
         [rows], int64: token ids; NOT_FINITE where a row holds NaN or +inf, or nothing but -inf.
     """
     result: torch.Tensor = form("sampling", logits.device.type).sample(
-        logits, temperature, top_k, top_p, min_p, uniform, penalties
+        logits, temperature, top_k, top_p, min_p, uniform, penalties=penalties
     )
     return result
 

@@ -20,6 +20,7 @@ def sample(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
     uniform: torch.Tensor,
+    *,
     penalties: Penalties | None = None,
 ) -> torch.Tensor:
     """See octavo_kernels.sampling."""
