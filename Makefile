@@ -73,7 +73,7 @@ bench-kernels: .venv/stamp ## compile the GPU kernels (no GPU needed) and compar
 	@$(PY) -m bench.kernels $(if $(UPDATE),--update) $(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: bench-gpu
-bench-gpu: .venv/stamp ## kernels and engine on a GPU, in eight minutes; PARTS='A B' some parts, DRY=1 tiny shapes on the CPU
+bench-gpu: .venv/stamp ## kernels and engine on a GPU, in eight minutes; PARTS='A B' some parts, PARTS=tune the table of configurations, DRY=1 tiny shapes on the CPU
 	@bench/gpu.sh $(PARTS) $(if $(DRY),--dry-run)
 
 # Its packages lie before those of the usual environment, which has torch and all else.
