@@ -73,7 +73,7 @@ bench-kernels: .venv/stamp ## compile the GPU kernels (no GPU needed) and compar
 	@$(PY) -m bench.kernels $(if $(UPDATE),--update) $(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: bench-gpu
-bench-gpu: .venv/stamp ## kernels and engine on a GPU, in eight minutes; PARTS='A B' some parts, DRY=1 tiny shapes on the CPU
+bench-gpu: .venv/stamp ## kernels and engine on a GPU, in eight minutes; PARTS='A B' some parts, PARTS=tune the table of configurations, DRY=1 tiny shapes on the CPU
 	@bench/gpu.sh $(PARTS) $(if $(DRY),--dry-run)
 
 # Its packages lie before those of the usual environment, which has torch and all else.
@@ -86,7 +86,7 @@ older-triton: .venv/stamp ## the interpreter tests and the compilation of the GP
 	  > "$$($(OLDER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/usual.pth"
 	PYTHONPATH=kernels:runtime $(OLDER)/bin/python -m pytest -q -p no:cacheprovider \
 	  -W 'ignore:Conversion of an array with ndim:DeprecationWarning' tests/triton_tests
-	PYTHONPATH=kernels:runtime $(OLDER)/bin/python -m bench.kernels --faults
+	PYTHONPATH=kernels:runtime $(OLDER)/bin/python -m bench.kernels $(if $(UPDATE),--update)
 
 .PHONY: bench-serving bench-peers bench-quality bench-paging bench-scheduling bench-core bench-autoscaling bench-scraping bench-operator bench-neighbours
 bench-serving: .venv/stamp ## our engine's speed, offline and over HTTP, beside this machine's limits; PROFILE=1 tells where it goes

@@ -22,6 +22,8 @@ from bench.report import report, say
 
 _SECONDS = {"numerics": 150, "kernels": 110, "engine": 110, "quantised": 45, "host": 60}
 """The parts, and the time that each may take on a GPU."""
+_TUNING = {"tune": 900}
+"""The same, of what runs when it is named, and in dry runs."""
 _SHARES = {"numerics": ("bf16", "fp16")}
 """Of a part that compiles for longer than it computes: processes that run at once."""
 _DRY_SECONDS = 300
@@ -52,15 +54,18 @@ _DRY_NAMES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the parts, judges, reports; returns the exit code."""
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(_SECONDS)}; all when none is named")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"{', '.join(_SECONDS)}, all of them when none is named; tune"
+    )
     parser.add_argument("--dry-run", action="store_true", help="the same on the CPU, with tiny shapes and no meaning")
     arguments = parser.parse_args(argv)
-    if unknown := [part for part in arguments.parts if part not in _SECONDS]:
-        parser.error(f"there is no part {unknown[0]}; there are {', '.join(_SECONDS)}")
+    known = [*_SECONDS, *_TUNING]
+    if unknown := [part for part in arguments.parts if part not in known]:
+        parser.error(f"there is no part {unknown[0]}; there are {', '.join(known)}")
     if not arguments.dry_run and (why := _unusable()):
         say(f"bench/gpu.sh: {why}; --dry-run runs the same on the CPU, with tiny shapes")
         return 2
-    parts = [part for part in _SECONDS if part in (arguments.parts or _SECONDS)]
+    parts = [part for part in known if part in (arguments.parts or (known if arguments.dry_run else _SECONDS))]
     with tempfile.TemporaryDirectory(prefix="octavo-gpu-") as folder:
         states = {part: _run(part, Path(folder), dry=arguments.dry_run) for part in parts}
         found = {name: read(Path(folder) / f"{name}.json") for part in parts for name in _processes(part)}
@@ -87,7 +92,7 @@ def _processes(part: str) -> list[str]:
 
 def _run(part: str, folder: Path, *, dry: bool) -> str:
     """Runs a part; "ok", or what became of it."""
-    limit = _DRY_SECONDS if dry else _SECONDS[part]
+    limit = _DRY_SECONDS if dry else (_SECONDS | _TUNING)[part]
     say(f"{part}: at most {limit} s")
     environment = os.environ | {"OCTAVO_KERNELS": "triton"}
     if dry:

@@ -10,6 +10,7 @@ import torch
 
 from bench.gpu.machine import Machine
 from bench.gpu.results import Results
+from octavo_kernels.aligned import memory_width
 from octavo_kernels.block_copy import triton as block_copy
 from octavo_kernels.gated_activation import triton as gated_activation
 from octavo_kernels.gpu import KernelFailed
@@ -19,6 +20,7 @@ from octavo_kernels.paged_attention import triton as attention
 from octavo_kernels.rms_norm import triton as rms_norm
 from octavo_kernels.rotary_kv import triton as rotary
 from octavo_kernels.sampling import triton as sampling
+from octavo_kernels.sampling.penalties import Penalties
 
 __all__ = ["run"]
 
@@ -133,6 +135,11 @@ def _sampling(dry: bool, device: torch.device, rand: Callable[..., torch.Tensor]
         )
         # Its share is of a single pass over the logits.
         yield _Case(f"sample_{name}_{rows}", [partial(sampling.sample, logits, *columns)], bytes=logits.nbytes)
+    seen = torch.zeros((rows, memory_width(vocabulary)), device=device, dtype=torch.int32)
+    charges = (torch.full((rows,), each, device=device) for each in (1.2, 0.5, 0.5))
+    penalties = Penalties(seen[:, :vocabulary], *charges)
+    work = partial(sampling.sample, logits, *columns, penalties=penalties)
+    yield _Case(f"sample_penalties_{rows}", [work], bytes=logits.nbytes + seen.nbytes)
 
 
 def _linear(form: str, dry: bool, device: torch.device, rand: Callable[..., torch.Tensor]) -> Iterator[_Case]:

@@ -10,6 +10,7 @@ import torch
 
 from bench.gpu.machine import Machine
 from bench.gpu.results import Results
+from octavo_kernels.aligned import memory_width
 from octavo_kernels.block_copy import triton as block_copy
 from octavo_kernels.gated_activation import reference as gated_activation_reference
 from octavo_kernels.gated_activation import triton as gated_activation
@@ -27,6 +28,7 @@ from octavo_kernels.rotary_kv import reference as rotary_reference
 from octavo_kernels.rotary_kv import triton as rotary
 from octavo_kernels.sampling import reference as sampling_reference
 from octavo_kernels.sampling import triton as sampling
+from octavo_kernels.sampling.penalties import Penalties
 from octavo_kernels.testing import (
     TOLERANCES,
     Guards,
@@ -282,3 +284,10 @@ class _Checks:
         columns = (torch.full((rows,), 0.8, device=self._device), top_k, top_p, min_p, uniform)
         equal = sampling.sample(logits, *columns) == sampling_reference.sample(logits, *columns)
         yield "sample", float(equal.float().mean()), 0.9
+        seen = torch.randint(-9, 8, (rows, memory_width(vocabulary)), generator=self._generator).clamp(min=0)
+        charges = (torch.tensor([each] * rows).to(self._device) for each in (1.3, 0.5, 0.2))
+        penalties = Penalties(seen.int().to(self._device)[:, :vocabulary], *charges)
+        equal = sampling.sample(logits, *columns, penalties=penalties) == sampling_reference.sample(
+            logits, *columns, penalties=penalties
+        )
+        yield "sample_with_penalties", float(equal.float().mean()), 0.9

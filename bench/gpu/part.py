@@ -47,6 +47,10 @@ def _run(name: str, machine: Machine, results: Results, folder: Path) -> None:
             from bench.gpu import kernels
 
             kernels.run(machine, results)
+        case "tune":
+            from bench.gpu import tuning
+
+            tuning.run(machine, results)
         case "engine" | "quantised" | "host":
             from bench.gpu import engine
 

@@ -11,6 +11,7 @@ import torch
 from octavo_kernels.native import Context
 from octavo_kernels.native.operations import Sampling
 from octavo_kernels.sampling import NOT_FINITE, cpu, reference
+from octavo_kernels.sampling.penalties import Penalties
 
 ISAS = ("avx512", "avx2")  # there is nothing in it for VNNI
 
@@ -167,6 +168,30 @@ def test_sample_narrow_logits(plain: Any, dtype: torch.dtype) -> None:
     logits = torch.tensor([[4.0, 8.0, 2.0]], dtype=dtype)
     assert plain.greedy(logits).tolist() == [1]
     assert call(plain, logits, [0.5, 0.1]) == [1, 1]
+
+
+def test_penalised() -> None:
+    """Of prompt and answer, of the answer, for each time that the answer has it; rows by themselves."""
+    logits = torch.tensor([[2.0, 2.0, -2.0, 2.0, 0.0, -torch.inf]]).expand(3, -1).half()
+    seen = torch.tensor([0, 1, 2, 5, 4, 1], dtype=torch.int32).expand(3, -1)  # twice the times, and 1 of the prompt
+    columns = torch.tensor([[1.0, 2, 1], [0.5, 0, 0], [0.25, 0, -1]])
+    got = reference.penalised(logits, Penalties(seen, *columns))
+    assert got.dtype == torch.float32
+    assert got.tolist() == [
+        [2, 2, -2.75, 1, -1, -math.inf],
+        [2, 1, -4, 1, 0, -math.inf],
+        [2, 2, -1, 4, 2, -math.inf],
+    ]
+
+
+@pytest.mark.parametrize("plain", [reference, cpu])
+def test_sample_with_penalties(plain: Any) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, -1.0]]).expand(2, -1).bfloat16()
+    seen = torch.tensor([[0, 3, 0, 0], [2, 20, 4, 0]], dtype=torch.int32)
+    penalties = Penalties(seen, torch.tensor([1.5, 1.0]), torch.tensor([0.5, 5.0]), torch.tensor([0.0, 0.1]))
+    greedy = torch.zeros(2), torch.zeros(2).long(), torch.ones(2), torch.zeros(2), torch.zeros(2).double()
+    assert plain.sample(logits, *greedy).tolist() == [1, 1]
+    assert plain.sample(logits, *greedy, penalties=penalties).tolist() == [2, 3]
 
 
 def test_best_takes_the_first_of_equals(form: Any) -> None:

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from octavo_kernels.block_copy import triton as block_copy
 from octavo_kernels.gpu import Configuration, KernelFailed, launch, target_of, unsupported_gpu
 from octavo_kernels.testing import Guards
 
@@ -61,6 +64,24 @@ def test_target_of(capability: tuple[int, int], target: int, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     assert target_of(torch.device("cuda")) == target
     assert unsupported_gpu(capability) is None
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def halves(out, x, SIZE: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN201, N803
+    places = tl.arange(0, SIZE)
+    tl.store(out + places, tl.load(x + places) / 2)
+
+
+def test_launches_of_these_tests_are_between_guards() -> None:
+    """The first numbers are written, one more is not, and what is read beside a buffer is NaN."""
+    start: Any = vars(block_copy)["launch"]
+    x, out = torch.ones(8), torch.empty(8)
+    start(halves, (1,), Configuration({"SIZE": 4}), out, x)
+    assert out.isnan().tolist() == [False] * 4 + [True] * 4
+    with pytest.raises(AssertionError, match="halves wrote beside a buffer of 16 bytes"):
+        start(halves, (1,), Configuration({"SIZE": 8}), torch.empty(4), x)
+    start(halves, (1,), Configuration({"SIZE": 8}), out, torch.ones(4))
+    assert out.isnan().tolist() == [False] * 4 + [True] * 4
 
 
 def test_guards_find_a_write_beside_a_tensor() -> None:

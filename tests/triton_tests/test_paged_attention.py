@@ -33,8 +33,8 @@ EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that need few programs of the interpreter for contexts of several tiles and pieces."""
-    monkeypatch.setattr(gpu_configurations, "_PREFILL", dict.fromkeys(gpu_configurations._PREFILL, (32, 32, 4, 2)))
-    monkeypatch.setattr(gpu_configurations, "_DECODE", dict.fromkeys(gpu_configurations._DECODE, (16, 4, 2)))
+    monkeypatch.setattr(gpu_configurations, "PREFILL", dict.fromkeys(gpu_configurations.PREFILL, (32, 32, 4, 2)))
+    monkeypatch.setattr(gpu_configurations, "DECODE", dict.fromkeys(gpu_configurations.DECODE, (16, 4, 2)))
     monkeypatch.setattr(gpu_configurations, "MIN_PIECE", 32)
     monkeypatch.setattr(gpu_configurations, "_MAX_SPLITS", 4)
 

@@ -5,7 +5,9 @@ import itertools
 import pytest
 import torch
 
+from octavo_kernels.aligned import memory_width
 from octavo_kernels.sampling import NOT_FINITE, reference, triton
+from octavo_kernels.sampling.penalties import Penalties
 from octavo_kernels.testing import Guards
 
 
@@ -80,6 +82,36 @@ def test_sample_equals(guards: Guards) -> None:
     tokens = compare(logits, (temperature, top_k, top_p, torch.zeros(19), uniform), guards)
     assert tokens[0] == 1
     assert set(tokens[1:]) == set(range(6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("rows", "vocabulary"), [(24, 101), (5, 2048 + 77)])
+def test_sample_with_penalties(
+    dtype: torch.dtype, rows: int, vocabulary: int, generator: torch.Generator, guards: Guards
+) -> None:
+    logits = (torch.randn(rows, vocabulary, generator=generator) * 3).to(dtype)
+    memory = guards.place(torch.full((rows, memory_width(vocabulary)), 2**31 - 1, dtype=torch.int32))
+    seen = memory[:, :vocabulary]
+    seen.copy_(torch.randint(-9, 8, seen.shape, generator=generator).clamp(min=0))
+    by_row = itertools.islice(
+        itertools.cycle([(1.0, 0.0, 0.0), (1.3, 0.0, 0.0), (0.7, 0.5, 0.0), (1.0, -1.0, 0.4)]), rows
+    )
+    penalties = Penalties(seen, *(guards.place(torch.tensor(column)) for column in zip(*by_row, strict=True)))
+    parameters = columns(rows, generator, [0.7, 0.0, 1.5])
+    truth = reference.sample(logits, *parameters, penalties=penalties).tolist()
+    assert triton.sample(guards.place(logits), *parameters, penalties=penalties).tolist() == truth
+    assert truth != reference.sample(logits, *parameters).tolist()
+
+
+def test_sample_with_penalties_not_finite() -> None:
+    logits = torch.zeros(3, 9)
+    logits[0, 3], logits[1, 3], logits[2, 3] = torch.nan, torch.inf, -torch.inf
+    seen = torch.full((3, 16), 3, dtype=torch.int32)[:, :9]
+    penalties = Penalties(seen, torch.full((3,), 2.0), torch.ones(3), torch.ones(3))
+    columns = torch.ones(3), torch.zeros(3).long(), torch.ones(3), torch.zeros(3), torch.full((3,), 0.5).double()
+    truth = reference.sample(logits, *columns, penalties=penalties).tolist()
+    assert triton.sample(logits, *columns, penalties=penalties).tolist() == truth
+    assert truth[:2] == [NOT_FINITE] * 2
 
 
 def test_sample_is_the_same_alone(generator: torch.Generator) -> None:

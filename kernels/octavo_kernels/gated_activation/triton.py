@@ -57,7 +57,7 @@ def shipped() -> list[Shipped]:
             divisible=("row_stride",),
             programs=8,
         )
-        for dtype in ("bf16", "fp16", "fp32")
+        for dtype in ("bf16", "fp16")
         for width in (1536, 3072, 14336)
         if dtype == "bf16" or width == 3072
     ]

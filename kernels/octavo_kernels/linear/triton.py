@@ -28,6 +28,10 @@ _PROGRAMS = 256
 _MAX_SPLITS = 8
 _MAX_IN = 32768  # of rows that are rounded in one program's registers
 
+_MMA = {80: "mma.sync", 90: "wgmma", 100: "tcgen05"}
+_OLDER = triton.__version__.startswith("3.6.")
+"""Triton 3.6 multiplies whole numbers on compute capability 10.0 as on 8.0: rightly, and more slowly."""
+
 
 def linear_w8a16(
     x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
@@ -253,6 +257,6 @@ def _shipped_product(name: str, form: str, dtype: str, chosen: Configuration, ta
         divisible=("x_stride",),
         # On sm_90 a stage of w4a16 with 16 rows is fetched with eight bytes a thread.
         vectors=not (form == "w4a16" and chosen.constexprs["BLOCK_ROWS"] == 16 and target == 90),
-        mma={80: "mma.sync", 90: "wgmma", 100: "tcgen05"}[target],
+        mma="mma.sync" if form == "w8a8" and target == 100 and _OLDER else _MMA[target],
         programs=programs,
     )

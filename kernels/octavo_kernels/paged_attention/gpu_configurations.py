@@ -1,6 +1,7 @@
 """With which tiles, warps and stages the kernels run, by target, width of a head and phase; never tuned at run time.
 
-The numbers follow from the tensor cores' shapes and from what fits (gpu/compiled.txt). No GPU has measured them yet.
+The numbers follow from the tensor cores' shapes and from what fits (gpu/compiled-3.9.txt). No GPU has measured them yet:
+`bench/gpu.sh tune` does, and prints the lines that are better.
 """
 
 from __future__ import annotations
@@ -11,11 +12,26 @@ from dataclasses import dataclass
 from octavo_kernels.gpu import TARGETS, Configuration, Shipped
 from octavo_kernels.paged_attention.gpu_kernels import decode_kernel, merge_kernel, prefill_kernel
 
-__all__ = ["MIN_PIECE", "Shape", "decode", "merge", "num_splits", "prefill", "shipped"]
+__all__ = [
+    "DECODE",
+    "DECODE_OF_EIGHT_BITS",
+    "MIN_PIECE",
+    "PREFILL",
+    "PREFILL_OF_EIGHT_BITS",
+    "Shape",
+    "decode",
+    "merge",
+    "num_splits",
+    "prefill",
+    "shipped",
+    "shipped_as",
+]
+
+Table = dict[tuple[int, int], tuple[int, ...]]
 
 # (target, width of a head as a power of two): rows of a tile, positions of a tile, warps, stages. wgmma and tcgen05 want
 # 64 and 128 rows. What is meant for 80 also runs on GPUs with 99 KiB of shared memory for a program (8.6, 8.9, 12.0).
-_PREFILL = {
+PREFILL: Table = {
     (80, 64): (128, 64, 8, 3),
     (80, 128): (128, 32, 8, 3),
     (80, 256): (64, 32, 8, 2),
@@ -27,10 +43,10 @@ _PREFILL = {
     (100, 256): (128, 32, 8, 2),
 }
 # Where a cache in eight bits wants others: widening takes registers.
-_PREFILL_OF_EIGHT_BITS = {(100, 64): (128, 64, 8, 3)}
+PREFILL_OF_EIGHT_BITS: Table = {(100, 64): (128, 64, 8, 3)}
 # The same without rows, which are the group's. What counts is bytes on their way from memory: tiles times stages less one,
 # times the programs of a multiprocessor.
-_DECODE = {
+DECODE: Table = {
     (80, 64): (64, 4, 3),
     (80, 128): (32, 4, 4),
     (80, 256): (32, 4, 3),
@@ -41,6 +57,7 @@ _DECODE = {
     (100, 128): (32, 4, 4),
     (100, 256): (32, 4, 3),
 }
+DECODE_OF_EIGHT_BITS: Table = {}
 _MIN_ROWS = 16  # of an MMA instruction
 
 # A decode's piece of context is a multiple of this many positions, itself one of every tile; and all pieces and kv heads
@@ -91,8 +108,8 @@ def prefill(shape: Shape, target: int, *, every: bool = False) -> Configuration:
         every: Whether sequences of one token are its own too.
     """
     row = target, max(64, shape.block_d)
-    tiles = _PREFILL_OF_EIGHT_BITS.get(row) if shape.eight_bits else None
-    rows, tile_kv, warps, stages = tiles or _PREFILL[row]
+    tiles = PREFILL_OF_EIGHT_BITS.get(row) if shape.eight_bits else None
+    rows, tile_kv, warps, stages = tiles or PREFILL[row]
     constexprs = {
         "HEAD_DIM": shape.head_dim,
         "BLOCK_D": shape.block_d,
@@ -120,7 +137,9 @@ def num_splits(programs: int) -> int:
 
 def decode(shape: Shape, target: int) -> Configuration:
     """Of decode_kernel."""
-    tile_kv, warps, stages = _DECODE[target, max(64, shape.block_d)]
+    row = target, max(64, shape.block_d)
+    tiles = DECODE_OF_EIGHT_BITS.get(row) if shape.eight_bits else None
+    tile_kv, warps, stages = tiles or DECODE[row]
     constexprs = {
         "HEAD_DIM": shape.head_dim,
         "BLOCK_D": shape.block_d,
@@ -147,7 +166,7 @@ def merge(shape: Shape) -> Configuration:
         "PROGRAMS": _PROGRAMS,
         "WINDOW": shape.window,
     }
-    return Configuration(constexprs, 4, 1)
+    return Configuration(constexprs, 8 if shape.block_d == 256 else 4, 1)
 
 
 def shipped() -> list[Shipped]:
@@ -155,27 +174,35 @@ def shipped() -> list[Shipped]:
 
     Group and block size only change how rows and positions become addresses.
     """
-    widths = [_shipped(Shape(head_dim, 4, 16), "bf16", TARGETS) for head_dim in (64, 80, 96, 128, 256)]
-    groups = [_shipped(Shape(128, group, 16), "bf16", (90,)) for group in (1, 7, 16)]
-    blocks = [_shipped(Shape(128, 4, block_size), "bf16", (90,)) for block_size in (8, 32)]
+    widths = [shipped_as(Shape(head_dim, 4, 16), "bf16", TARGETS) for head_dim in (64, 80, 96, 128, 256)]
+    groups = [shipped_as(Shape(128, group, 16), "bf16", (90,)) for group in (1, 7, 16)]
+    blocks = [shipped_as(Shape(128, 4, block_size), "bf16", (90,)) for block_size in (8, 32)]
     narrow = [
-        _shipped(Shape(head_dim, 4, 16, eight_bits=True), "bf16", targets, kv)
+        shipped_as(Shape(head_dim, 4, 16, eight_bits=True), "bf16", targets, kv)
         for kv, targets in (("i8", TARGETS), ("fp8", TARGETS[1:]))
         for head_dim in (64, 128, 256)
     ]
     # Gemma 2 has both, Mistral a window.
     windows = [
-        _shipped(Shape(head_dim, 4, 16, window=4096, soft_cap=soft_cap), "bf16", TARGETS)
+        shipped_as(Shape(head_dim, 4, 16, window=4096, soft_cap=soft_cap), "bf16", TARGETS)
         for head_dim, soft_cap in ((128, 0.0), (256, 50.0))
     ]
     halves = [
-        _shipped(Shape(128, 4, 16), "fp16", (90,)),
-        _shipped(Shape(128, 4, 16, eight_bits=True), "fp16", (90,), "i8"),
+        shipped_as(Shape(128, 4, 16), "fp16", (90,)),
+        shipped_as(Shape(128, 4, 16, eight_bits=True), "fp16", (90,), "i8"),
     ]
     return [one for some in (*widths, *groups, *blocks, *narrow, *windows, *halves) for one in some]
 
 
-def _shipped(shape: Shape, dtype: str, targets: tuple[int, ...], kv: str | None = None) -> Iterator[Shipped]:
+def shipped_as(shape: Shape, dtype: str, targets: tuple[int, ...], kv: str | None = None) -> Iterator[Shipped]:
+    """The kernels of a shape.
+
+    Args:
+        shape: What a model fixes.
+        dtype: Of queries and activations: bf16 or fp16.
+        targets: Of TARGETS.
+        kv: Of the cache where that is in eight bits: i8 or fp8.
+    """
     name = f"{dtype} d{shape.head_dim} g{shape.group} b{shape.block_size}"
     if kv:
         name += f" {kv}"

@@ -82,7 +82,7 @@ def shipped() -> list[Shipped]:
             divisible=("x_stride",),
             programs=2,
         )
-        for dtype in ("bf16", "fp16", "fp32")
+        for dtype in ("bf16", "fp16")
         for width in (576, 1024, 4096, 16384)
         for add in (False, True)
         if dtype == "bf16" or width == 1024

@@ -229,7 +229,7 @@ def shipped() -> list[Shipped]:
             programs=8,
         )
         for q_heads, kv_heads, head_dim, norm in ((9, 3, 64, False), (16, 8, 128, True), (32, 8, 128, False))
-        for dtype in ("bf16", "fp16", "fp32")
+        for dtype in ("bf16", "fp16")
         for kv in ("", "i8", "fp8e4nv")
-        if (dtype == "bf16" or norm) and not (kv and dtype == "fp32")
+        if dtype == "bf16" or norm
     ]

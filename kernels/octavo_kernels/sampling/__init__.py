@@ -9,6 +9,8 @@ from octavo_kernels.dispatch import form
 if TYPE_CHECKING:
     import torch
 
+    from octavo_kernels.sampling.penalties import Penalties
+
 __all__ = ["NOT_FINITE", "best", "greedy", "sample"]
 
 NOT_FINITE = -1
@@ -21,6 +23,8 @@ def sample(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
     uniform: torch.Tensor,
+    *,
+    penalties: Penalties | None = None,
 ) -> torch.Tensor:
     """One token for each row, which depends on nothing but the row.
 
@@ -31,12 +35,13 @@ def sample(
         top_p: [rows], float32 in (0, 1].
         min_p: [rows], float32 in [0, 1].
         uniform: [rows], float64 in [0, 1): what is drawn with; unused by greedy rows.
+        penalties: What changes the logits before all else; None where nothing does.
 
     Returns:
         [rows], int64: token ids; NOT_FINITE where a row holds NaN or +inf, or nothing but -inf.
     """
     result: torch.Tensor = form("sampling", logits.device.type).sample(
-        logits, temperature, top_k, top_p, min_p, uniform
+        logits, temperature, top_k, top_p, min_p, uniform, penalties=penalties
     )
     return result
 

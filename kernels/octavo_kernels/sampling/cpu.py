@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.sampling.reference import MIN_TEMPERATURE, NOT_FINITE
+from octavo_kernels.sampling.penalties import Penalties
+from octavo_kernels.sampling.reference import MIN_TEMPERATURE, NOT_FINITE, penalised
 
 __all__ = ["best", "greedy", "sample"]
 
@@ -19,8 +20,12 @@ def sample(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
     uniform: torch.Tensor,
+    *,
+    penalties: Penalties | None = None,
 ) -> torch.Tensor:
     """See octavo_kernels.sampling."""
+    if penalties is not None:
+        logits = penalised(logits, penalties)
     # NaN wins over every number in max, so one look at the maximum finds all that is not finite, in one pass.
     best, tokens = logits.max(dim=-1)
     drawn = (temperature > 0).nonzero()[:, 0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["MIN_TEMPERATURE", "best", "greedy", "sample"]
+from octavo_kernels.sampling.penalties import Penalties
+
+__all__ = ["MIN_TEMPERATURE", "best", "greedy", "penalised", "sample"]
 
 NOT_FINITE = -1
 # Colder is greedy in all but name; the bound keeps the division in float32's range.
@@ -18,13 +20,27 @@ def sample(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
     uniform: torch.Tensor,
+    *,
+    penalties: Penalties | None = None,
 ) -> torch.Tensor:
     """See octavo_kernels.sampling."""
+    if penalties is not None:
+        logits = penalised(logits, penalties)
     tokens = [
         _sample_row(row.float(), *(float(x) for x in parameters))
         for row, *parameters in zip(logits, temperature, top_k, top_p, min_p, uniform, strict=True)
     ]
     return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+
+
+def penalised(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:
+    """Logits with their penalties, in float32."""
+    wide = logits.float()
+    repetition, presence, frequency = (column[:, None] for column in penalties[1:])
+    times = penalties.seen // 2
+    repeated = torch.where(wide > 0, wide / repetition, wide * repetition)
+    wide = torch.where(penalties.seen > 0, repeated, wide)
+    return wide - torch.where(times > 0, presence + times * frequency, 0.0)
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,10 @@ from octavo_runtime.loading.plan import resolve_device
 
 __all__ = ["device_type", "gpu_driver"]
 
+_LIBRARY = "libcuda.so.1"
+_AMD, _NVIDIA = Path("/dev/kfd"), Path("/dev/nvidiactl")
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+
 
 def device_type(config: EngineConfig) -> str:
     """`cuda` or `cpu`; `auto` means cuda wherever there is a GPU's driver."""
@@ -17,13 +21,18 @@ def device_type(config: EngineConfig) -> str:
 
 
 def gpu_driver() -> bool:
-    """Whether there is a driver with a GPU. Whether the GPU can be used, torch alone can tell."""
-    if Path("/dev/kfd").exists():  # AMD's
+    """Whether there is a GPU, or a driver of one that fails. Whether the GPU can be used, torch alone can tell.
+
+    A GPU that cannot be used must not be taken for none: who has one does not want a CPU in its place.
+    """
+    if _AMD.exists():
         return True
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL(_LIBRARY)
     except OSError:
-        return False
+        return _NVIDIA.exists()
     count = ctypes.c_int(0)
-    # 0: success. The first call fails where the library is there and no GPU is.
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if status == _NO_DEVICE:  # also where CUDA_VISIBLE_DEVICES hides it
+        return False
+    return count.value > 0 if status == 0 else _NVIDIA.exists()

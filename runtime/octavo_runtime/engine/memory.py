@@ -6,7 +6,13 @@ import ctypes
 
 from octavo_runtime.errors import NotEnoughMemoryForKV, NotEnoughMemoryForWeights
 
-__all__ = ["keep_freed_memory", "require_room_for_kv", "require_room_for_weights", "return_freed_memory"]
+__all__ = [
+    "keep_freed_memory",
+    "require_room_for_kv",
+    "require_room_for_weights",
+    "require_room_on_gpu",
+    "return_freed_memory",
+]
 
 # Parameters of glibc's mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -54,6 +60,30 @@ def require_room_for_kv(memory: int, swap: int, available: int) -> None:
             f"{'less --swap-space, or ' if swap else ''}--kv-cache-memory {max(0, (available - swap) * 9 // 10)} or less.",
             needed=memory + swap,
             available=available,
+        )
+
+
+def require_room_on_gpu(memory: int, available: int, block: int) -> None:
+    """Checks before the KV cache is taken on a GPU, with the weights loaded and the largest step measured.
+
+    Args:
+        memory: Bytes for the KV cache.
+        available: Bytes that are left beside weights and that step.
+        block: Bytes of a KV block.
+
+    Raises:
+        NotEnoughMemoryForKV: Fewer are left.
+    """
+    if memory > available:
+        blocks = max(0, available) // block
+        raise NotEnoughMemoryForKV(
+            f"the KV cache is to take {memory} bytes, but beside the weights and what the largest step needs "
+            f"{max(0, available)} are left on the GPU",
+            hint=f"Use --kv-cache-memory {blocks * block} or less."
+            if blocks
+            else "Use a larger GPU, or a smaller --max-num-batched-tokens, by which a step's own memory goes.",
+            needed=memory,
+            available=max(0, available),
         )
 
 

@@ -6,7 +6,9 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,6 +28,7 @@ from octavo_runtime.engine.memory import (
     keep_freed_memory,
     require_room_for_kv,
     require_room_for_weights,
+    require_room_on_gpu,
     return_freed_memory,
 )
 from octavo_runtime.engine.model_files import ModelFiles, Progress
@@ -34,10 +37,13 @@ from octavo_runtime.engine.threads import compute_threads
 from octavo_runtime.engine.torch_sampling import TorchSampling
 from octavo_runtime.engine.warm_up import MAX_SEQUENCES, copy_a_block, warm_up
 from octavo_runtime.errors import DeviceUnavailable
-from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY, KVSize, kv_block_bytes, size_kv
+from octavo_runtime.loading.plan import DEFAULT_CPU_KV_MEMORY, KVSize, gpu_kv_memory, kv_block_bytes, size_kv
 from octavo_runtime.loading.weight_bytes import check_packing, held_bytes, most_bytes
 from octavo_runtime.models.decoder import Decoder
 from octavo_runtime.models.quantised import pack_groups, quantise
+
+if TYPE_CHECKING:
+    from octavo_runtime.engine.executor import Executor
 
 __all__ = ["TorchExecutor", "load_torch"]
 
@@ -208,6 +214,7 @@ def load_torch(
             max_sequences=config.scheduler.max_num_seqs,
             report=lambda done, total: progress("kernels", done, total),
         )
+    gpu: tuple[int, int] | None = None
     if device.type == "cpu":
         memory = config.kv_cache_memory or DEFAULT_CPU_KV_MEMORY
         require_room_for_kv(memory, config.swap_space, free_memory(device))
@@ -218,11 +225,14 @@ def load_torch(
         captured = free - free_memory(device) - blocks * trial.block_bytes
         scheduler = config.scheduler
         step = largest_step(executor.info, longest, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
-        activations = captured + _peak_memory(executor, step)
+        activations = captured + peak_memory(executor, step)
         del executor
         gc.collect()  # graphs that go while others are captured, or replayed, would take what these use
-        memory = _gpu_kv_memory(config, device, activations)
-    executor = assemble(size_kv(spec, config, model.kv_dtype, memory))
+        gpu = torch.cuda.mem_get_info(device)[1], free_memory(device) - activations
+        memory = gpu_kv_memory(config, *gpu)
+        if config.kv_cache_memory is not None:
+            require_room_on_gpu(memory, gpu[1], block_bytes)
+    executor = assemble(size_kv(spec, config, model.kv_dtype, memory, gpu))
     if compiles:
         copy_a_block(executor)
     keep_freed_memory()
@@ -253,20 +263,6 @@ def free_memory(device: torch.device) -> int:
         torch.cuda.empty_cache()  # what torch keeps for itself is free
         return torch.cuda.mem_get_info(device)[0]
     return available_memory()
-
-
-def _gpu_kv_memory(config: EngineConfig, device: torch.device, activations: int) -> int:
-    """Bytes for the KV cache beside the largest step's: as many as were asked for, or the share of the GPU.
-
-    Raises:
-        NotEnoughMemoryForKV: Fewer are left than were asked for.
-    """
-    available = free_memory(device) - activations
-    if config.kv_cache_memory is None:
-        total = torch.cuda.mem_get_info(device)[1]
-        return max(0, available - int(total * (1 - config.gpu_memory_utilization)))
-    require_room_for_kv(config.kv_cache_memory, 0, available)
-    return config.kv_cache_memory
 
 
 def _form_name(device: torch.device) -> str:
@@ -314,9 +310,14 @@ def largest_step(info: EngineInfo, longest: int, tokens: int, sequences: int) ->
     return StepPlan(tuple(scheduled))
 
 
-def _peak_memory(executor: TorchExecutor, step: StepPlan) -> int:
-    """Bytes that a step on a GPU takes beside weights and KV cache."""
-    before = torch.cuda.memory_allocated()
+def peak_memory(executor: Executor, step: StepPlan) -> int:
+    """Bytes that a step on a GPU takes beside weights and KV cache, with what torch's allocator cannot use of them.
+
+    It runs in a thread of its own. cuBLAS has a handle for each thread, with memory beside torch's; torch keeps that of
+    a thread that has ended for the next one, which is the one that steps are executed in.
+    """
+    before = torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
-    executor.execute(step)
-    return torch.cuda.max_memory_allocated() - before
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(executor.execute, step).result()
+    return torch.cuda.max_memory_reserved() - before

@@ -5,6 +5,7 @@ The engine sizes its KV cache by the same functions when it starts, so that `oct
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = [
     "activation_bytes",
     "check_batch_invariant",
     "check_growth",
+    "gpu_kv_memory",
     "kv_block_bytes",
     "kv_token_bytes",
     "plan_model",
@@ -38,7 +40,6 @@ DEFAULT_CPU_KV_MEMORY = 1 << 30
 _KV_SCALE_BYTES = 4
 """What a token's keys, or values, of one kv head in int8 or fp8 have beside them."""
 
-_GIB = 1 << 30
 _CUDA_CONTEXT = 1 << 29
 """What CUDA and its libraries take of a GPU beside everything else: about half a GiB, more on larger GPUs."""
 
@@ -158,13 +159,14 @@ def plan_model(
     weights_dtype = storage_dtype(dtype, stored) if native else dtype
     held = held_bytes(weights, weights_dtype, config.quantization, packed=packed)
     activations = None if gpu_memory is None else activation_bytes(spec, config, dtype)
-    memory = config.kv_cache_memory
+    memory, gpu = config.kv_cache_memory, None
     if gpu_memory is not None and activations is not None:
         most = most_bytes(weights, dtype, config.quantization, packed=packed)
-        memory = _gpu_kv_memory(config, gpu_memory, held, most, activations)
+        gpu = gpu_memory, _available_on_gpu(config, gpu_memory, held, most, activations)
+        memory = gpu_kv_memory(config, *gpu)
     elif memory is None and device == "cpu":
         memory = DEFAULT_CPU_KV_MEMORY
-    size = None if memory is None else size_kv(spec, config, kv_dtype, memory)
+    size = None if memory is None else size_kv(spec, config, kv_dtype, memory, gpu)
     kv_tokens = None if size is None else size.num_blocks * config.block_size
     return ModelPlan(
         architecture=spec.architecture,
@@ -331,7 +333,22 @@ def activation_bytes(spec: DecoderSpec, config: EngineConfig, dtype: str) -> int
     return tokens * 2 * spec.hidden_size * item + max(mlp, attention)
 
 
-def size_kv(spec: DecoderSpec, config: EngineConfig, kv_dtype: str, memory: int) -> KVSize:
+def gpu_kv_memory(config: EngineConfig, total: int, available: int) -> int:
+    """Bytes for the KV cache on a GPU: as many as are asked for, or its share.
+
+    Args:
+        config: What is asked for.
+        total: Bytes of the GPU.
+        available: Of them, what is left beside weights and the largest step.
+    """
+    if config.kv_cache_memory is not None:
+        return config.kv_cache_memory
+    return max(0, available - int(total * (1 - config.gpu_memory_utilization)))
+
+
+def size_kv(
+    spec: DecoderSpec, config: EngineConfig, kv_dtype: str, memory: int, gpu: tuple[int, int] | None = None
+) -> KVSize:
     """How many blocks fit into `memory` bytes, and how long a request can be.
 
     Args:
@@ -339,6 +356,7 @@ def size_kv(spec: DecoderSpec, config: EngineConfig, kv_dtype: str, memory: int)
         config: With the device resolved.
         kv_dtype: Of the KV cache.
         memory: Bytes for it.
+        gpu: Of a GPU, whose share it is, all bytes and those that are left beside weights and the largest step.
 
     Raises:
         BadFlags: --max-model-len is more than the model knows; --kv-cache-memory-max is less than `memory`; the swap
@@ -359,16 +377,19 @@ def size_kv(spec: DecoderSpec, config: EngineConfig, kv_dtype: str, memory: int)
         )
     needed = -(-(asked or 1) // size) * block_bytes
     if needed > memory:
-        flag = (
-            f"--kv-cache-memory {needed}"
-            if config.kv_cache_memory is not None or config.device == "cpu"
-            else f"a larger --gpu-memory-utilization (it is {config.gpu_memory_utilization}), "
-            f"such that {needed / _GIB:.2f} GiB remain"
-        )
+        share = None if gpu is None or config.kv_cache_memory is not None else _least_share(config, needed, *gpu)
+        flags = [f"--gpu-memory-utilization {share}"] if share else []
+        if config.kv_cache_memory is not None or config.device == "cpu":
+            flags.append(f"--kv-cache-memory {needed}")
+        if fits:
+            flags.append(f"--max-model-len {fits} or less")
+        tokens = config.scheduler.max_num_batched_tokens
         wanted = f"one request of --max-model-len {asked}" if asked else f"one block of {size} tokens"
         raise NotEnoughMemoryForKV(
             f"the KV cache of {wanted} takes {needed} bytes, and there are {memory}",
-            hint=f"Give {flag}" + (f", or --max-model-len {fits} or less." if fits else "."),
+            hint=f"Give {', or '.join(flags)}."
+            if flags
+            else f"Use a larger GPU, or less than --max-num-batched-tokens {tokens}, by which a step's own memory goes.",
             needed=needed,
             available=memory,
         )
@@ -379,6 +400,17 @@ def size_kv(spec: DecoderSpec, config: EngineConfig, kv_dtype: str, memory: int)
         max_num_blocks=_largest_memory(config, memory) // block_bytes,
         num_host_blocks=num_host_blocks,
     )
+
+
+def _least_share(config: EngineConfig, needed: int, total: int, available: int) -> float | None:
+    """The least --gpu-memory-utilization, in thousandths, with which `needed` bytes are there; None where none is."""
+    thousandths = range(1, 1001)
+    least = bisect_left(
+        thousandths,
+        needed,
+        key=lambda share: gpu_kv_memory(replace(config, gpu_memory_utilization=share / 1000), total, available),
+    )
+    return thousandths[least] / 1000 if least < len(thousandths) else None
 
 
 def _largest_memory(config: EngineConfig, memory: int) -> int:
@@ -401,8 +433,8 @@ def _num_host_blocks(config: EngineConfig, block_bytes: int) -> int:
     return config.swap_space // block_bytes
 
 
-def _gpu_kv_memory(config: EngineConfig, gpu_memory: int, held: int, most: int, activations: int) -> int:
-    """Bytes that a GPU has for the KV cache, as `engine.memory` finds them on one that is there.
+def _available_on_gpu(config: EngineConfig, gpu_memory: int, held: int, most: int, activations: int) -> int:
+    """Bytes that a GPU has beside weights and the largest step, as an engine finds them on one that is there.
 
     Args:
         config: How it would be served.
@@ -426,9 +458,7 @@ def _gpu_kv_memory(config: EngineConfig, gpu_memory: int, held: int, most: int, 
             available=available,
         )
     available -= held + activations
-    if config.kv_cache_memory is None:
-        return max(0, available - int(gpu_memory * (1 - config.gpu_memory_utilization)))
-    if config.kv_cache_memory > available:
+    if config.kv_cache_memory is not None and config.kv_cache_memory > available:
         raise NotEnoughMemoryForKV(
             f"the KV cache is to take {config.kv_cache_memory} bytes, but beside weights and activations a GPU of "
             f"{gpu_memory} has {max(0, available)}",
@@ -436,4 +466,4 @@ def _gpu_kv_memory(config: EngineConfig, gpu_memory: int, held: int, most: int, 
             needed=config.kv_cache_memory,
             available=max(0, available),
         )
-    return config.kv_cache_memory
+    return available

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, form
-from octavo_runtime.domain import EngineConfig
+from octavo_runtime.domain import EngineConfig, StepPlan, StepResult
 from octavo_runtime.engine.decode_graphs import CudaDevice
 from octavo_runtime.engine.executor import load_executor
 from octavo_runtime.engine.gpu_kv_cache import lock_pages
-from octavo_runtime.engine.torch_executor import largest_step
+from octavo_runtime.engine.memory import require_room_on_gpu
+from octavo_runtime.engine.torch_executor import largest_step, peak_memory
 from octavo_runtime.errors import NotEnoughMemoryForKV
 from octavo_runtime.testing import Script, ScriptedExecutor
 
@@ -89,6 +91,39 @@ def test_largest_step_can_be_executed(write_model: WriteModel, monkeypatch: pyte
     form.cache_clear()
     assert len(result.tokens) == 7
     assert not result.failed
+
+
+def test_peak_memory_is_of_a_thread_like_the_one_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of all that torch's allocator took for the step, not of what was in use at once."""
+    threads: list[threading.Thread] = []
+    reserved = {"now": 100, "most": 5000}
+
+    class Executor(ScriptedExecutor):
+        def execute(self, plan: StepPlan) -> StepResult:
+            threads.append(threading.current_thread())
+            assert reserved["most"] == 100, "what came before counts"
+            reserved["most"] = 170
+            return super().execute(plan)
+
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved["now"])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: reserved["most"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: reserved.update(most=reserved["now"]))
+    assert peak_memory(Executor(Script(reply=(1,))), largest_step(INFO, 20, 30, 3)) == 70
+    (thread,) = threads
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive(), "torch keeps a thread's handle of cuBLAS for the next one when it has ended"
+
+
+def test_require_room_on_gpu() -> None:
+    require_room_on_gpu(4096, 4096, 1000)
+    with pytest.raises(NotEnoughMemoryForKV, match=r"is to take 4097 bytes.* 4096 are left on the GPU") as raised:
+        require_room_on_gpu(4097, 4096, 1000)
+    assert raised.value.hint == "Use --kv-cache-memory 4000 or less."
+    assert (raised.value.needed, raised.value.available) == (4097, 4096)
+    for available in (999, -5):
+        with pytest.raises(NotEnoughMemoryForKV) as raised:
+            require_room_on_gpu(4097, available, 1000)
+        assert "--max-num-batched-tokens" in raised.value.hint
 
 
 class Stream:

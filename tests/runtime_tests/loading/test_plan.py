@@ -209,6 +209,28 @@ def test_plan_model_for_a_gpu_that_is_too_small(model: Path) -> None:
     assert plan_model(model, fits, gpu_memory=1 << 30).num_blocks
 
 
+def test_plan_model_share_of_a_gpu_that_is_too_small(model: Path) -> None:
+    """The hint's values work, and nothing less does."""
+
+    def plan(share: float, longest: int | None = 250) -> int:
+        settings = config(model, device="cuda", max_model_len=longest, gpu_memory_utilization=share)
+        return plan_model(model, settings, gpu_memory=1 << 30).num_blocks or 0
+
+    with pytest.raises(NotEnoughMemoryForKV, match="one request of --max-model-len 250 takes") as raised:
+        plan(0.2)
+    share = float(raised.value.hint.split("--gpu-memory-utilization ")[1].split(",")[0].rstrip("."))
+    assert plan(share) >= 16
+    with pytest.raises(NotEnoughMemoryForKV, match="--max-model-len 250") as raised:
+        plan(share - 0.001)
+    assert f"--gpu-memory-utilization {share}" in raised.value.hint
+    # Where even the whole GPU is too small, no share is named.
+    steps = SchedulerConfig(max_num_batched_tokens=4096)
+    held = plan_model(model, config(model, device="cuda")).weights_bytes
+    with pytest.raises(NotEnoughMemoryForKV) as raised:
+        plan_model(model, config(model, device="cuda", scheduler=steps), gpu_memory=(1 << 29) + held)
+    assert raised.value.hint.startswith("Use a larger GPU, or less than --max-num-batched-tokens 4096")
+
+
 def test_plan_model_for_a_gpu_that_is_too_small_while_loading(model: Path) -> None:
     quantised = config(model, device="cuda", quantization="w8a16")
     held = plan_model(model, quantised).weights_bytes
