@@ -217,7 +217,7 @@ def not_kept(means: Means) -> str:
         cells = "".join(f"{100 * share.violations:8.2f}" if share else f"{'-':>8}" for share in shares)
         hours = f"{found[cheapest].gpu_hours:.2f} GPU-h; ours {found[OURS].gpu_hours:.2f}"
         is_ours = not keepers <= still or (bound is not None and bound.violations <= _KEPT)
-        whose = "OURS" if is_ours else "nobody's who sees the load first"
+        whose = "OURS" if is_ours else f"nobody's who sees the load first, by {BOUND}"
         lines.append(f"{where[0]:12}{where[1]:9.0f}{cells}  by {cheapest}, {hours}; the miss is {whose}")
     if len(lines) == 1:
         return ""

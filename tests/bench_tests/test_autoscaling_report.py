@@ -92,7 +92,7 @@ def places(**others: tuple[Measures, Measures]) -> dict[tuple[str, str, float], 
     }
 
 
-@pytest.mark.parametrize(("late", "whose"), [(0.01, "OURS"), (0.011, "nobody's who sees the load first")])
+@pytest.mark.parametrize(("late", "whose"), [(0.01, "OURS"), (0.011, "nobody's who sees the load first, by seen")])
 def test_not_kept_is_no_miss_of_ours_where_only_who_was_there_before_the_load_keeps_it(late: float, whose: str) -> None:
     means = places(
         most=(ALWAYS_MOST, ALWAYS_MOST),
