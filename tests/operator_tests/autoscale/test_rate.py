@@ -4,7 +4,7 @@ import math
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo_operator.autoscale.core.rate import LEAST, MEMORY, Rate, Work
@@ -69,6 +69,7 @@ def test_doubt_of_nothing_is_none() -> None:
 
 
 @given(st.floats(1, 100), st.floats(0.1, 1000), st.floats(0, 1000), st.floats(0, 1))
+@example(1.0, 633.732421875, 1.0, 1.0)  # times the least by itself it is a little less than the least
 def test_doubt_never_raises_the_rate_and_only_by_more_than_chance(
     rate: float, worked: float, ended: float, held: float
 ) -> None:

@@ -11,7 +11,7 @@ one of longer answers more.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["Rate", "Work"]
 
@@ -81,4 +81,7 @@ class Rate:
         expected = self.value * recent.worked
         is_less = recent.ended < expected - SURE * math.sqrt(VARIANCE * expected)
         is_older = recent.held * self.past.ran >= self.past.held * recent.ran
-        return Rate(recent.times(LEAST / recent.worked)) if is_less and is_older else self
+        if not (is_less and is_older):
+            return self
+        # Set, since what is rounded to less than the least would not be known.
+        return Rate(replace(recent.times(LEAST / recent.worked), worked=LEAST))
