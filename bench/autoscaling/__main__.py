@@ -31,15 +31,20 @@ _KEPT_RUNS = _PLOTS / "runs"
 _KEPT = 0.01
 """The share of late requests that a policy shall keep to."""
 
+_ALWAYS_MOST = 0.9
+"""Who has that share of all replicas of the hour or more, in every place, does not follow the load."""
+
 _EQUAL = 0.001
 """Two policies' shares of late requests within this are taken as equal."""
 
 _TARGETS: dict[str, float] = {
     "not_kept": 0,
     "not_kept_within_reach": 0,
+    "not_kept_by_followers": 0,
     "worst_gpu_hours_ratio": 1.05,
     "mean_gpu_hours_vs_best_other": 0.9,
     "worst_late_per_gpu_hour_added_ratio": 1,
+    "worst_late_per_gpu_hour_added_ratio_of_followers": 1,
     "step_overshoot": 1,
     "decision_s": 5,
     "scale_downs_from_missing": 0,
@@ -101,6 +106,8 @@ def figures(means: Means) -> dict[str, float]:
     have the fewest late requests for each GPU-hour beyond those of constant-min.
 
     Where `BOUND` does not keep 1 % either, it takes foresight; what is left of `not_kept` is `not_kept_within_reach`.
+    Who always has nearly all replicas (`_unmoved`) had them before the load came: beside those that follow the load
+    `not_kept_by_followers` of it is left, and the late requests for each GPU-hour are compared with theirs, too.
 
     A constant count that is ready before the load comes keeps 1 % where no policy can that sees the load first. So
     beside these each is compared with the cheapest other one that was no later, or the least late one.
@@ -114,7 +121,8 @@ def figures(means: Means) -> dict[str, float]:
     ratios = [ours.gpu_hours / other.gpu_hours for ours, other in zip(own, no_later, strict=True)]
     told = {
         **_kept(at, bounds),
-        **_elsewhere(at),
+        **_elsewhere(at, "", frozenset()),
+        **_elsewhere(at, "_of_followers", _unmoved(at)),
         "worst_gpu_hours_vs_no_later": max(ratios),
         "mean_gpu_hours_vs_no_later": geometric_mean(ratios),
         "late_share": fmean(found.violations for found in own),
@@ -138,6 +146,8 @@ def _kept(at: Mapping[Where, Mapping[str, Measures]], bounds: Mapping[Where, Mea
     told: dict[str, float] = {"not_kept": len(missed)}
     if bounds.keys() >= set(missed):
         told["not_kept_within_reach"] = sum(bounds[where].violations <= _KEPT for where in missed)
+    still = _unmoved(at)
+    told["not_kept_by_followers"] = sum(not keepers[where] <= still for where in missed)
     ratios = [
         at[where][OURS].gpu_hours / min(at[where][policy].gpu_hours for policy in keepers[where])
         for where in kept
@@ -154,19 +164,31 @@ def _kept(at: Mapping[Where, Mapping[str, Measures]], bounds: Mapping[Where, Mea
     return told
 
 
-def _elsewhere(at: Mapping[Where, Mapping[str, Measures]]) -> dict[str, float]:
-    """The figure of where no other policy keeps them."""
+def _elsewhere(at: Mapping[Where, Mapping[str, Measures]], suffix: str, left_out: frozenset[str]) -> dict[str, float]:
+    """The figure of where no other policy keeps them, some policies left out."""
     ratios = []
     for found in at.values():
-        others = [policy for policy in found if policy not in (OURS, _LEAST)]
-        if _LEAST not in found or _keepers(found):
+        others = [policy for policy in found if policy not in (OURS, _LEAST) and policy not in left_out]
+        if _LEAST not in found or _keepers(found) - left_out:
             continue
         added = {policy: found[policy].gpu_hours - found[_LEAST].gpu_hours for policy in (OURS, *others)}
         late = {policy: found[policy].violations / hours for policy, hours in added.items() if hours > 0}
         rest = [share for policy, share in late.items() if policy != OURS]
         if OURS in late and rest:
             ratios.append(late[OURS] / min(rest))
-    return {"worst_late_per_gpu_hour_added_ratio": max(ratios)} if ratios else {}
+    return {f"worst_late_per_gpu_hour_added_ratio{suffix}": max(ratios)} if ratios else {}
+
+
+def _unmoved(at: Mapping[Where, Mapping[str, Measures]]) -> frozenset[str]:
+    """The other policies that have nearly all replicas everywhere, whatever the load."""
+    others = {policy for found in at.values() for policy in found if policy not in (OURS, BOUND)}
+    moved = {
+        policy
+        for found in at.values()
+        for policy, one in found.items()
+        if one.gpu_hours < _ALWAYS_MOST * Setup().maximum
+    }
+    return frozenset(others - moved)
 
 
 def _no_later(found: Mapping[str, Measures]) -> Measures:
@@ -179,10 +201,13 @@ def _no_later(found: Mapping[str, Measures]) -> Measures:
 def not_kept(means: Means) -> str:
     """Where another policy keeps the late requests to 1 % and ours does not, beside what is possible there (`BOUND`).
 
-    A row for each, with the cheapest of the others that keep them; empty where there is none.
+    A row for each, with the cheapest of the others that keep them, and whose miss it is: ours, if a policy that follows
+    the load keeps them or `BOUND` does; else nobody could who has to see the load first. Empty where there is none.
     """
     lines = [f"{'late %':12}{'start-up':>9}{OURS:>8}{BOUND:>8}{'kept':>8}"]
-    for where, found in _places(means).items():
+    places = _places(means)
+    still = _unmoved(places)
+    for where, found in places.items():
         bound = found.pop(BOUND, None)
         keepers = _keepers(found)
         if not keepers or found[OURS].violations <= _KEPT:
@@ -191,8 +216,14 @@ def not_kept(means: Means) -> str:
         shares = [found[OURS], bound, found[cheapest]]
         cells = "".join(f"{100 * share.violations:8.2f}" if share else f"{'-':>8}" for share in shares)
         hours = f"{found[cheapest].gpu_hours:.2f} GPU-h; ours {found[OURS].gpu_hours:.2f}"
-        lines.append(f"{where[0]:12}{where[1]:9.0f}{cells}  by {cheapest}, {hours}")
-    return "\n".join(lines) if len(lines) > 1 else ""
+        is_ours = not keepers <= still or (bound is not None and bound.violations <= _KEPT)
+        whose = "OURS" if is_ours else f"nobody's who sees the load first, by {BOUND}"
+        lines.append(f"{where[0]:12}{where[1]:9.0f}{cells}  by {cheapest}, {hours}; the miss is {whose}")
+    if len(lines) == 1:
+        return ""
+    names = ", ".join(sorted(still)) or "none"
+    lines.append(f"have {_ALWAYS_MOST:.0%} of all replicas or more everywhere, whatever the load: {names}")
+    return "\n".join(lines)
 
 
 def _places(means: Means) -> dict[Where, dict[str, Measures]]:

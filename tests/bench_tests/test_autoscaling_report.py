@@ -55,7 +55,7 @@ def test_figures_count_where_others_keep_to_one_percent_and_ours_does_not() -> N
 @pytest.mark.parametrize(("late", "within_reach"), [(0.01, 1), (0.011, 0)])
 def test_figures_tell_what_of_it_was_within_reach(late: float, within_reach: int) -> None:
     found = figures(compared(USUAL, other=KEPT, seen=replace(USUAL, violations=late, gpu_hours=0.1)))
-    assert (found["not_kept"], found["not_kept_within_reach"]) == (1, within_reach)
+    assert (found["not_kept"], found["not_kept_within_reach"], found["not_kept_by_followers"]) == (1, within_reach, 1)
     without = figures(compared(USUAL, other=KEPT))
     assert "not_kept_within_reach" not in without
     assert {name: figure for name, figure in found.items() if name != "not_kept_within_reach"} == without, "no rival"
@@ -70,13 +70,54 @@ def test_not_kept_has_a_row_for_each_place_that_another_policy_keeps() -> None:
         ("diurnal", "ours", 30.0): USUAL,
         ("diurnal", "cheap", 30.0): KEPT,
     }
-    rows = [line.split() for line in not_kept(means).splitlines()[1:]]
+    rows = [line.split() for line in not_kept(means).splitlines()[1:-1]]
     assert [row[:6] for row in rows] == [
         ["diurnal", "30", "2.00", "-", "1.00", "by"],
         ["step", "180", "2.00", "1.50", "0.30", "by"],
     ]
-    assert rows[1][6:] == ["cheap,", "6.00", "GPU-h;", "ours", "5.00"]
+    assert rows[1][6:12] == ["cheap,", "6.00", "GPU-h;", "ours", "5.00;", "the"]
     assert not not_kept(compared(KEPT, cheap=cheap))
+
+
+ALWAYS_MOST = replace(KEPT, gpu_hours=9.0)
+
+
+def places(**others: tuple[Measures, Measures]) -> dict[tuple[str, str, float], Measures]:
+    """What policies did on two traces, on which ours is late."""
+    both = {"ours": (USUAL, USUAL), **others}
+    return {
+        (trace, name, 30.0): found
+        for name, pair in both.items()
+        for trace, found in zip(("step", "ramp"), pair, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("late", "whose"), [(0.01, "OURS"), (0.011, "nobody's who sees the load first, by seen")])
+def test_not_kept_is_no_miss_of_ours_where_only_who_was_there_before_the_load_keeps_it(late: float, whose: str) -> None:
+    means = places(
+        most=(ALWAYS_MOST, ALWAYS_MOST),
+        at_times=(USUAL, ALWAYS_MOST),
+        fallen=(replace(USUAL, gpu_hours=9.9), replace(USUAL, gpu_hours=8.9)),
+        seen=(replace(USUAL, violations=late), USUAL),
+    )
+    ramp, step, names = not_kept(means).splitlines()[1:]
+    assert ramp.endswith("the miss is OURS"), "at_times follows the load, and keeps them here"
+    assert step.endswith(f"the miss is {whose}")
+    assert names.endswith(": most")
+    assert figures(means)["not_kept_by_followers"] == 1
+
+
+def test_figures_elsewhere_compare_with_those_that_follow_the_load_too() -> None:
+    least = replace(USUAL, violations=1.0, gpu_hours=1.0)
+    some = replace(USUAL, violations=0.04, gpu_hours=9.0)
+    means = places(
+        **{"constant-min": (least, least)},
+        most=(replace(ALWAYS_MOST, violations=0.02), replace(ALWAYS_MOST, violations=0.02)),
+        follows=(some, replace(some, gpu_hours=3.0)),
+    )
+    found = figures(means)
+    assert found["worst_late_per_gpu_hour_added_ratio"] == pytest.approx((0.02 / 4) / (0.02 / 8))
+    assert found["worst_late_per_gpu_hour_added_ratio_of_followers"] == pytest.approx((0.02 / 4) / (0.04 / 8))
 
 
 def test_verdicts_tell_what_is_met() -> None:

@@ -128,11 +128,11 @@ def test_main_another_decision_is_a_no_with_the_first_difference(
     recording.write_text("".join(lines))
     assert main([str(recording)]) == 1
     told = capsys.readouterr().out
-    assert f"NOT as recorded: decision {at}, 12:03:" in told
+    assert f"NOT as recorded: decision {at}, 12:02:" in told
     assert "replicas was 2, and is 3 now" in told
     assert "decided by octavo-operator 0.1.0" in told
     assert main([str(recording), "--set", "maxReplicas=5"]) == 0
-    assert f"NOT as recorded: decision {at}, 12:03:" in capsys.readouterr().out
+    assert f"NOT as recorded: decision {at}, 12:02:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from octavo_operator.autoscale.core.curve import ServiceCurve
 from octavo_operator.autoscale.core.decide import State, decide, start
+from octavo_operator.autoscale.core.rate import Rate, Work
 from octavo_operator.autoscale.core.values import Decision, Pod, Sample, Settings, Verdict
 
 SETTINGS = Settings(min_replicas=1, max_replicas=20, startup=180.0)
@@ -104,7 +105,7 @@ def test_decide_of_pods_that_have_ended_next_to_nothing(ended: float) -> None:
     # Pods that hang for hours: what they ended before has faded away.
     fleet = Fleet(2)
     fleet.steps(3, 1.0)
-    fleet.state = replace(fleet.state, ended=ended, worked=100.0)
+    fleet.state = replace(fleet.state, ends=Rate(Work(ended=ended, worked=100.0)))
     for number in range(4):
         fleet.now += 5
         fleet.pods = [
@@ -146,6 +147,41 @@ def test_decide_jump_is_answered_as_a_whole_at_the_first_sample_that_shows_it() 
     decision = fleet.step(1.0, waiting=1.5 * 5 * RATE)
     assert decision.replicas in {5, 6}  # two that run, three that wait
     assert decision.demand > 3
+
+
+def test_decide_longer_answers_are_answered_with_pods_for_all_that_comes() -> None:
+    """Three pods end a third of what they did, and all that comes goes to the new ones until their queues are gone."""
+    fleet = Fleet(3, replace(SETTINGS, startup=30.0))
+    fleet.pods = [Pod(pod.uid, -1000.0, -970.0) for pod in fleet.pods]
+    fleet.steps(60, share_of(0.6), cache=0.3)
+    waiting = 0.0
+    needed = []
+    ended = 60 * 5 * 0.6 * RATE
+    for _ in range(4):  # 18 requests a second come, ten end
+        fleet.now += 5
+        waiting += 8 * 5 / 3
+        ended += 10 * 5 / 3
+        fleet.pods = [
+            replace(pod, sample=Sample(fleet.now, 64, waiting, 0.75, ended, ended * TOKENS, 0)) for pod in fleet.pods
+        ]
+        needed.append(fleet.decide().needed)
+    assert fleet.state.rate == pytest.approx(10 / 3)
+    assert needed[1:] == [7, 8, 8]
+
+
+def test_decide_backlog_is_that_of_when_the_next_pod_serves() -> None:
+    """Of the same queue, which grows, more is left to work off where no pod is about to serve."""
+    needed = []
+    for age in (None, 25.0):
+        fleet = Fleet(4, replace(SETTINGS, startup=30.0))
+        fleet.pods = [Pod(pod.uid, -1000.0, -970.0) for pod in fleet.pods]
+        fleet.steps(20, share_of(0.9))
+        if age is not None:
+            fleet.pods.append(Pod("starting", fleet.now - age, None))
+        for second in range(1, 3):
+            decision = fleet.step(1.0, waiting=second * 5 * RATE * 0.4)
+        needed.append(decision.needed)
+    assert needed[0] > needed[1]
 
 
 def test_decide_queue_that_is_full_grows_no_more() -> None:

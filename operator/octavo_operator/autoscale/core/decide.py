@@ -18,16 +18,15 @@ comes in and is not served. So
     demand = Σ load(pod) + (growth of the queues + what is refused) ÷ requests that a full replica ends
 
 which is right below saturation, beyond it, and while a backlog is worked off (its queue shrinks: growth is negative).
-It is averaged over some seconds, but a queue that grows by more than chance explains is believed at once: what a jump
-costs is the time until the first new pod serves, and pods that come one after the other are swamped one after the other.
+How many requests a full replica ends is a mean that forgets when answers become longer (rate.py). Demand is averaged
+over some seconds, but a queue that grows by more than chance explains is believed at once: what a jump costs is the
+time until the first new pod serves, and pods that come one after the other are swamped one after the other.
 
 Where demand climbs it is followed to the time when a pod that is created now will serve (trend.py). A service that has
 just begun has no past to follow: it may climb, too. A margin covers how much demand varies. What requests that come at
 random explain is over within seconds. By how much more one minute differs from the next is learnt from half an hour,
-and counts for more where a pod takes long to start, since what was too little stays too little for as long. What waits
-in a pod stays there, and new pods help with what comes instead. So a backlog gets what works it off in the time that a
-pod takes to start (sooner nobody can help, and where that is long, most of it has gone by then), and while more and
-more wait one replica at least. A queue that is full does not: who was refused will not be there when a pod comes.
+and counts for more where a pod takes long to start, since what was too little stays too little for as long. A backlog
+needs no margin but replicas that work it off (backlog.py).
 """
 
 import math
@@ -35,7 +34,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from octavo_operator.autoscale.core.backlog import SURE, Backlog, backlog_of, ends_of, growth_of
 from octavo_operator.autoscale.core.curve import ServiceCurve
+from octavo_operator.autoscale.core.rate import Rate, Work
 from octavo_operator.autoscale.core.trend import LEAST_POINTS, Point, Trend, fit, noise
 from octavo_operator.autoscale.core.values import Decision, Pod, Sample, Settings, Verdict
 
@@ -44,11 +45,9 @@ __all__ = ["State", "decide", "start"]
 USABLE_SECONDS = 30.0
 """How old a sample may be: some scrapes are lost, and the last known load is better than none."""
 
-GROWTH_SECONDS = 5.0
-"""Over which time a queue's growth is measured: that between two samples of a pod that is not busy."""
-
-SURE = 3.0
-"""Standard deviations that chance may add to the growth of the queues: less is sure."""
+GROWTH_SECONDS = (5.0, 10.0, 15.0)
+"""Over which times a queue's growth is measured: the first is that between two samples of a pod that is not busy. Over
+longer ones less of it may be chance."""
 
 DOUBLING_SECONDS = 360.0
 """In which time a service that has just begun may need twice as much, for all that anybody knows."""
@@ -63,14 +62,8 @@ BLOCK_SECONDS = 15.0
 TREND_SECONDS = 270.0
 """How far back the trend looks. In noise, the error of a climb falls with the power 1.5 of it."""
 
-RATE_SECONDS = 60.0
-"""Over how many full replicas' seconds the requests that one ends are averaged: the answers' lengths may change."""
-
-RATE_LEAST = 20.0
-"""From how many on the rate is known: those that have just begun to answer end nothing yet."""
-
 NOTHING = 1e-6
-"""So few requests a second, or tokens, are none. What pods that hang have ended fades away, and is divided by."""
+"""So few tokens are none."""
 
 FULL = 0.95
 """The load that replicas are planned for. Queueing makes the rest useless where requests come at random."""
@@ -83,9 +76,6 @@ STRAY = (1.2, 72.0)
 
 NOISE_SECONDS = 1800.0
 """How far back is looked for what demand strays by: a few minutes tell little of how far one may be from the next."""
-
-DRAIN_SECONDS = (30.0, 120.0)
-"""In which time a backlog shall be gone at least and at most; between the two, while a pod starts."""
 
 STEP = (4, 2.0)
 """At most so many more, or so many times as many, whichever is more, by one decision: a wrong sample costs no fleet."""
@@ -100,8 +90,7 @@ class State:
         decided: when was decided last.
         seen: each pod's samples of the last seconds, by uid.
         curve: how load follows from running sequences.
-        ended: requests that ended of late.
-        worked: replicas' worth of seconds that were spent on them.
+        ends: how many requests a full replica ends.
         startup: seconds from a pod's creation until it serves.
         since: from when on pods have served; long before it began if they did then, None if none has yet.
         settled_at: from when on demand is measured, after a pod has joined.
@@ -118,8 +107,7 @@ class State:
     since: float | None = None
     seen: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
     curve: ServiceCurve = field(default_factory=ServiceCurve)
-    ended: float = 0.0
-    worked: float = 0.0
+    ends: Rate = field(default_factory=Rate)
     demand: float = 0.0
     block: tuple[float, float, int] = (0.0, 0.0, 0)
     points: tuple[Point, ...] = ()
@@ -128,23 +116,7 @@ class State:
     @property
     def rate(self) -> float:
         """Requests a second that a full replica ends; 0 while it is not known."""
-        rate = self.ended / self.worked if self.worked >= RATE_LEAST else 0.0
-        return rate if rate >= NOTHING else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Queue:
-    """What waits.
-
-    Attributes:
-        backlog: requests that wait beyond what may.
-        sure: demand that chance does not explain: that of the last seconds, or the level of the last minutes.
-        grows: whether more than chance is added to what waits; who was refused does not wait.
-    """
-
-    backlog: float
-    sure: float
-    grows: bool
+        return self.ends.value
 
 
 def start(settings: Settings, now: float) -> State:
@@ -176,9 +148,9 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         held = Decision(bounded, verdict, 0.0, 0.0, 0.0, 0.0, 0, silent, bounded, bounded, 0.0)
         return held, replace(state, wanted=_highest(state.wanted, now, bounded, settings.stabilization))
 
-    growth, chance, queued = _growth(usable)
+    growth = growth_of(usable, GROWTH_SECONDS[0])
     loads = [_load(settings, state.curve, samples[-1]) for samples in usable]
-    demand = max(0.0, sum(loads) + (growth / state.rate if state.rate > 0 else 0.0))
+    demand = max(0.0, sum(loads) + (growth.whole / state.rate if state.rate > 0 else 0.0))
     if state.points and not state.seen.keys() <= seen_before.keys() and now >= state.settled_at + SETTLE_SECONDS:
         state = replace(state, settled_at=now + SETTLE_SECONDS)
     if now < state.settled_at:
@@ -188,14 +160,11 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
     variance = _chance(state, points[-1][1])
     trend = fit(points, now, variance)
     spread, stray = min(trend.spread, math.sqrt(variance)), noise(state.points, _chance(state, 1.0))
-    waiting = sum(samples[-1].waiting for samples in usable)
-    at_once = max(0.0, demand - SURE * chance / state.rate) if state.rate > 0 else demand
-    queue = _Queue(
-        backlog=max(0.0, waiting - settings.target_queue * len(serving)),
-        sure=max(at_once, trend.level - SURE * trend.error),
-        grows=queued > SURE * chance,
-    )
-    if queue.backlog > 0:
+    at_once = _at_once(state, usable, sum(loads), now) if state.rate > 0 else demand
+    sure = max(at_once, trend.level - SURE * trend.error)
+    waiting = [samples[-1].waiting for samples in usable]
+    backlog = backlog_of(settings, waiting, len(serving), growth, _next(pods, state, now))
+    if backlog.now > 0:
         # A queue is no noise: what comes in now counts before a block is full, and what waits needs no margin.
         if at_once > trend.level:
             trend = Trend(at_once, error=0.0, slope=0.0, spread=0.0, span=trend.span)
@@ -205,8 +174,10 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         trend = replace(trend, level=level, slope=level / DOUBLING_SECONDS, span=DOUBLING_SECONDS)
     expected = _expected(trend, state)
     margin = MARGIN * spread + (STRAY[0] + state.startup / STRAY[1]) * stray * trend.level
-    needed = _needed(settings, expected + margin, queue, state)
-    with_silent = _needed(settings, expected + margin, queue, state, silent=silent)
+    with_backlog = sure + backlog.replicas(state.rate, state.startup) if backlog.now > 0 else 0.0
+    # What is kept free of a full load is there to work a backlog off, too.
+    needed = _replicas(max((expected + margin) / FULL, with_backlog))
+    with_silent = _with_silent(settings, expected + margin, backlog, silent) if silent else needed
     wanted = _highest(state.wanted, now, with_silent, settings.stabilization)
     kept = wanted[0][1]
 
@@ -215,7 +186,7 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         more, times = STEP
         result = min(needed, max(bounded + more, math.floor(bounded * times)), settings.max_replicas)
         level = _replicas((trend.level + margin) / FULL)
-        verdict = Verdict.DEMAND if level >= needed else Verdict.BACKLOG if queue.backlog > 0 else Verdict.TREND
+        verdict = Verdict.DEMAND if level >= needed else Verdict.BACKLOG if backlog.now > 0 else Verdict.TREND
     elif kept < bounded and now - state.started >= settings.stabilization:
         result = max(kept, settings.min_replicas)
     elif wanted[-1][1] < bounded:
@@ -228,7 +199,7 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         demand=trend.level,
         expected=expected,
         spread=math.hypot(spread, stray * trend.level),
-        backlog=queue.backlog,
+        backlog=backlog.now,
         answered=len(usable),
         silent=silent,
         needed=needed,
@@ -248,7 +219,7 @@ def _remember(settings: Settings, state: State, serving: Sequence[Pod], now: flo
     elapsed = now - state.decided
     curve = state.curve.age(elapsed)
     seen: dict[str, tuple[Sample, ...]] = {}
-    ended = worked = 0.0
+    work = Work()
     startups = []
     for pod in serving:
         if pod.ready_at is not None:
@@ -264,19 +235,17 @@ def _remember(settings: Settings, state: State, serving: Sequence[Pod], now: flo
         if any(getattr(sample, name) < getattr(last, name) for name in ("finished", "generated", "refused")):
             seen[pod.uid] = (sample,)  # its container restarted: counters begin anew
             continue
-        recent = tuple(one for one in before if sample.time - one.time <= GROWTH_SECONDS)
+        recent = tuple(one for one in before if sample.time - one.time <= GROWTH_SECONDS[-1])
         seen[pod.uid] = (*(recent or (last,)), sample)
         span = sample.time - last.time
         running = (sample.running + last.running) / 2
         generated = sample.generated - last.generated
         if running >= 1 and generated >= NOTHING:
             curve = curve.see(min(1.0, running / settings.slots), running * span / generated)
-        ended += sample.finished - last.finished
-        worked += span * (_load(settings, curve, sample) + _load(settings, curve, last)) / 2
+        work += _work(settings, curve, last, sample)
     since = state.since
     if since is None and serving:
         since = now if state.wanted else state.started - 2 * TREND_SECONDS
-    kept = math.exp(-worked / RATE_SECONDS)
     startup = median(startups) if startups else state.startup
     return replace(
         state,
@@ -285,9 +254,29 @@ def _remember(settings: Settings, state: State, serving: Sequence[Pod], now: flo
         curve=curve,
         startup=startup,
         since=since,
-        ended=kept * state.ended + ended,
-        worked=kept * state.worked + worked,
+        ends=state.ends.see(work).doubt(_work_of_full(settings, curve, seen.values())),
     )
+
+
+def _work(settings: Settings, curve: ServiceCurve, first: Sample, last: Sample) -> Work:
+    """What a pod did between two samples."""
+    half = (last.time - first.time) / 2
+    return Work(
+        ended=last.finished - first.finished,
+        worked=half * (_load(settings, curve, first) + _load(settings, curve, last)),
+        held=half * (first.cache_usage + last.cache_usage),
+        ran=half * (first.running + last.running),
+    )
+
+
+def _work_of_full(settings: Settings, curve: ServiceCurve, seen: Iterable[Sequence[Sample]]) -> Work:
+    """What the pods that were full did in the last seconds."""
+    work = Work()
+    for samples in seen:
+        first, last = ends_of(samples, GROWTH_SECONDS[0])
+        if min(_load(settings, curve, first), _load(settings, curve, last)) >= FULL:
+            work += _work(settings, curve, first, last)
+    return work
 
 
 def _average(state: State, demand: float, now: float) -> State:
@@ -323,25 +312,6 @@ def _load(settings: Settings, curve: ServiceCurve, sample: Sample) -> float:
     return max(curve.load(sample.running / settings.slots), FULL * sample.cache_usage / settings.target_cache)
 
 
-def _growth(usable: Iterable[Sequence[Sample]]) -> tuple[float, float, float]:
-    """Requests a second by which the queues grow, or would if they were not full, and what of that may be chance.
-
-    The first is negative when they shrink. The second is a standard deviation: requests that come and end at random
-    vary by the root of their number. The third is what of the first waits: who was refused does not.
-    """
-    growth = variance = queued = 0.0
-    for samples in usable:
-        first, last = samples[0], samples[-1]
-        span = last.time - first.time
-        if span > 0:
-            waited = last.waiting - first.waiting
-            grown = waited + last.refused - first.refused
-            queued += waited / span
-            growth += grown / span
-            variance += (abs(grown) + 2 * (last.finished - first.finished)) / span**2
-    return growth, math.sqrt(variance), queued
-
-
 def _chance(state: State, demand: float) -> float:
     """The variance that chance gives the mean demand of a block.
 
@@ -351,6 +321,19 @@ def _chance(state: State, demand: float) -> float:
     if state.rate <= 0:
         return 0.0
     return 2 * demand / (state.rate * BLOCK_SECONDS)
+
+
+def _at_once(state: State, usable: Sequence[Sequence[Sample]], load: float, now: float) -> float:
+    """Demand that chance does not explain, by the growth of the queues over the time that is the surest."""
+    if now < state.settled_at:
+        return max(0.0, state.demand - SURE * growth_of(usable, GROWTH_SECONDS[0]).chance / state.rate)
+    return max(0.0, *(load + growth_of(usable, seconds).sure / state.rate for seconds in GROWTH_SECONDS))
+
+
+def _next(pods: Sequence[Pod], state: State, now: float) -> float:
+    """Seconds until the next pod serves: one that starts, or one that is created now."""
+    starting = (pod.created for pod in pods if pod.ready_at is None and not pod.leaving)
+    return max(0.0, min(starting, default=now) + state.startup - now)
 
 
 def _has_just_begun(state: State, now: float) -> bool:
@@ -365,29 +348,10 @@ def _expected(trend: Trend, state: State) -> float:
     return trend.level + trend.slope * min(state.startup, trend.span)
 
 
-def _needed(settings: Settings, demand: float, queue: _Queue, state: State, *, silent: int = 0) -> int:
+def _with_silent(settings: Settings, demand: float, backlog: Backlog, silent: int) -> int:
     """Replicas that demand asks for, if `silent` pods are as loaded as a pod can be."""
-    with_backlog = queue.sure + _extra(queue, state) if queue.backlog > 0 else 0.0
-    if silent:
-        demand += silent * max(1.0, FULL / settings.target_cache)
-        with_backlog = demand + _most_extra(demand)
-    # What is kept free of a full load is there to work a backlog off, too.
-    return _replicas(max(demand / FULL, with_backlog))
-
-
-def _extra(queue: _Queue, state: State) -> float:
-    """Replicas that work a backlog off."""
-    most = _most_extra(queue.sure)
-    if state.rate <= 0:  # it may be anything
-        return most
-    least_seconds, most_seconds = DRAIN_SECONDS
-    seconds = min(max(least_seconds, state.startup), most_seconds)
-    return min(most, max(queue.backlog / (state.rate * seconds), 1.0 if queue.grows else 0.0))
-
-
-def _most_extra(demand: float) -> float:
-    """Replicas that any backlog gets at most."""
-    return max(1.0, demand / 2)
+    demand += silent * max(1.0, FULL / settings.target_cache)
+    return _replicas(max(demand / FULL, demand + backlog.most(silent)))
 
 
 def _replicas(demand: float) -> int:
