@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from octavo_kernels.native import abi
-from octavo_kernels.native.arrays import BFLOAT16, Array, cast, dtype_name
+from octavo_kernels.native.arrays import BFLOAT16, Array, cast, dtype_name, prefer_huge_pages
 
 __all__ = [
     "GROUP",
@@ -189,7 +189,7 @@ def _whole_panels(rows: Array) -> Array:
 def _huge(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Zeros on memory of their own, in huge pages if possible."""
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    prefer_huge_pages(memory, 0, len(memory))
     return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
 
 
