@@ -8,16 +8,18 @@
 //
 //     four bits:   256 bytes, four vectors of 16 * 2 numbers of 16 bits. Number [o][i] of vector j holds q of the
 //                  output o at the inputs 8 j + i (bits 0-3), 8 j + 2 + i (bits 4-7), 8 j + 4 + i and 8 j + 6 + i
-//     eight bits:  512 bytes, int8 [16 pairs][16 outputs][2]
+//     eight bits:  512 bytes, int8 [8 quads][16 outputs][4], of a quad the inputs 0, 2, 1, 3: pairs are the lower and the
+//                  upper halves of 16 bits, and group_tiles.h wants quads
 //     then         scales [16], and with four bits minima [16]
 //
 // So one row reads a panel from its first byte to its last, 5 bits for a weight of four. Each row of x is rounded to 16
-// bits with a step of its own: x[k] = step * t[k], step = largest |x[k]| / 32767. The sum of q * t over a group is a
+// bits with a step of its own: x[k] = step * t[k], step = largest |x[k]| / 32512. The sum of q * t over a group is a
 // whole number that fits 32 bits: two inputs of 16 outputs are one instruction on AVX-512. With the sum of t,
 //
 //     y = step * sum over groups (scale * (sum of q * t) + minimum * (sum of t))
 //
-// in one order, whatever else is in the batch, and the same on all instruction sets.
+// in one order, whatever else is in the batch, and the same on all instruction sets. Where there are matrix registers,
+// eight bits go through group_tiles.h.
 #pragma once
 
 #include "../native/rows.h"
@@ -28,7 +30,7 @@ namespace OCTAVO_ISA {
 
 constexpr int64_t kGroup = 32;  // inputs
 constexpr int kPairs = kGroup / 2;
-constexpr float kGroupSteps = 32767;
+constexpr float kGroupSteps = 256 * 127;  // of two planes of signed bytes (group_tiles.h)
 
 using Whole = typename Types<kLanes>::Int;
 typedef uint16_t UnsignedPairs __attribute__((vector_size(4 * kLanes)));
@@ -77,22 +79,23 @@ struct EightBits {
   static constexpr int64_t kBytes = kQuants + kPanel * sizeof(Half);
   static constexpr bool kMinima = false;
 
-  static constexpr int kPairsAtOnce = 1;
+  static constexpr int kPairsAtOnce = 2;
   using Packed = SignedPairs;
 
-  OCTAVO_INLINE static Packed load(const uint8_t* group, int block, int output) {
-    const uint8_t* bytes = group + block * 2 * kPanel + 2 * output;
-#ifdef __AVX512F__
-    return (Packed)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)bytes));
-#else
-    return (Packed)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)bytes));
-#endif
+  // The quad with this number, of kLanes outputs from `output` on.
+  OCTAVO_INLINE static Packed load(const uint8_t* group, int quad, int output) {
+    Packed packed;
+    memcpy(&packed, group + quad * 4 * kPanel + 4 * output, sizeof packed);
+    return packed;
   }
 
-  OCTAVO_INLINE static SignedPairs pair(Packed packed, int) { return packed; }
+  OCTAVO_INLINE static SignedPairs pair(Packed packed, int number) {
+    return number ? packed >> 8 : (SignedPairs)((UnsignedPairs)packed << 8) >> 8;
+  }
 
   OCTAVO_INLINE static float value(const uint8_t* group, int output, int input) {
-    return (float)(int8_t)group[input / 2 * 2 * kPanel + 2 * output + input % 2];
+    const int place = input % 2 * 2 + input % 4 / 2;
+    return (float)(int8_t)group[input / 4 * 4 * kPanel + 4 * output + place];
   }
 };
 

@@ -80,6 +80,12 @@ OCTAVO_INLINE void tile_multiply_bytes() {
   asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
+// The same with both signed.
+template <int C, int A, int B>
+OCTAVO_INLINE void tile_multiply_signed() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+
 }  // namespace OCTAVO_ISA
 }  // namespace octavo
 
