@@ -157,10 +157,10 @@ def pack_groups(quants: Array, scales: Array, minima: Array | None, bias: Array 
         steps = quants[rows].view(np.uint8).reshape(-1, groups, GROUP * bits // 8)
         if bits == 4:
             steps = np.concatenate((steps & 15, steps >> 4), axis=2)
-        steps = _whole_panels(steps).reshape(-1, PANEL, groups, GROUP)
+        by_output = _whole_panels(steps)
         if bits == 4:
             # [panels, outputs, groups, pairs, 2] -> [panels, groups, pairs, outputs, 2]
-            pairs = steps.reshape(-1, PANEL, groups, GROUP // 2, 2).transpose(0, 2, 3, 1, 4)
+            pairs = by_output.reshape(-1, PANEL, groups, GROUP // 2, 2).transpose(0, 2, 3, 1, 4)
             # A number of 16 bits holds four pairs: its lower byte the first of each two inputs, its upper byte the other.
             words = np.zeros((len(part), groups, 4, PANEL, 2), np.uint16)
             for pair in range(4):
@@ -168,7 +168,7 @@ def pack_groups(quants: Array, scales: Array, minima: Array | None, bias: Array 
             part[..., :in_quants] = words.reshape(len(part), groups, -1).view(np.uint8)
         else:
             # [panels, outputs, groups, quads, 2, 2] -> [panels, groups, quads, outputs, 2, 2], a quad's inner ones changed
-            quads = steps.reshape(-1, PANEL, groups, GROUP // _QUAD, 2, 2).transpose(0, 2, 3, 1, 5, 4)
+            quads = by_output.reshape(-1, PANEL, groups, GROUP // _QUAD, 2, 2).transpose(0, 2, 3, 1, 5, 4)
             part[..., :in_quants] = quads.reshape(len(part), groups, -1)
         for number, values in enumerate(numbers):
             begin = in_quants + 2 * PANEL * number

@@ -127,7 +127,9 @@ def test_plan_model_kv_cache_of_quantised_weights(model: Path) -> None:
 
 @pytest.mark.parametrize(("width", "tied"), [(64, True), (64, False), (40, True)])
 def test_held_bytes_of_a_head_in_eight_bits(width: int, tied: bool) -> None:
-    shapes = {"embedding": (7, width), "layers.0.down.weight": (8, 10)} | ({} if tied else {"head": (7, width)})
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (7, width), "layers.0.down.weight": (8, 10)}
+    if not tied:
+        shapes["head"] = (7, width)
     weights = WeightMap((), shapes, {}, tied=tied)
     layers, stored, rounded = 80 + 8 * 8, 7 * width * 2, 7 * (width + width // 32 * 2)
     head = rounded if width == 64 else stored
