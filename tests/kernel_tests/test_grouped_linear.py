@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_kernels.linear.reference import from_groups, linear
+from octavo_kernels.linear import packing
+from octavo_kernels.linear.reference import from_groups, linear, rounded_groups
+from octavo_kernels.native.arrays import from_tensor
 from octavo_kernels.native.operations import Operations
 from octavo_kernels.testing import assert_close
 
@@ -91,3 +93,37 @@ def test_linear_of_groups_not_finite(native: Operations, bad: float, place: int)
     x[1, place] = bad
     finite = native.linear_of_groups(x, *weight(4, 40, 2), None).isfinite().all(dim=1)
     assert finite.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounded_groups_is_the_reference(dtype: torch.dtype) -> None:
+    weight = (random(70, 96) * torch.logspace(-8, 4, 70)[:, None]).to(dtype)
+    weight[3, :40] = 0
+    quants, scales = rounded_groups(weight)
+    got_quants, got_scales = packing.rounded_groups(from_tensor(weight))
+    assert (got_quants == quants.numpy()).all()
+    assert (got_scales == scales.numpy()).all()
+    assert not quants[3, :32].any()
+
+
+def test_rounded_groups_not_finite() -> None:
+    weight = random(3, 64)
+    weight[1, 40] = torch.nan
+    for scales in (rounded_groups(weight)[1], torch.from_numpy(packing.rounded_groups(from_tensor(weight))[1])):
+        assert scales.isfinite().tolist() == [[True, True], [True, False], [True, True]]
+
+
+def test_pack_rounded() -> None:
+    weight = random(1100, 64).bfloat16()
+    quants, scales = rounded_groups(weight)
+    whole = packing.pack_groups(quants.numpy(), scales.numpy(), None)
+    got = packing.pack_rounded(from_tensor(weight))
+    assert (got.panels == whole.panels).all()
+    assert (got.out, got.columns, got.type) == (whole.out, whole.columns, whole.type)
+
+
+def test_rounded_groups_error() -> None:
+    # Half a step of each group's own, and what float16 rounds of its scale.
+    weight = random(50, 576)
+    error = (from_groups(*rounded_groups(weight), None) - weight).view(50, -1, 32).abs().amax(dim=2)
+    assert bool((error <= weight.view(50, -1, 32).abs().amax(dim=2) * (0.5 / 127 + 2**-11)).all())

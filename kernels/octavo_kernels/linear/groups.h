@@ -8,18 +8,19 @@
 //
 //     four bits:   256 bytes, four vectors of 16 * 2 numbers of 16 bits. Number [o][i] of vector j holds q of the
 //                  output o at the inputs 8 j + i (bits 0-3), 8 j + 2 + i (bits 4-7), 8 j + 4 + i and 8 j + 6 + i
-//     eight bits:  512 bytes, int8 [16 pairs][16 outputs][2]
+//     eight bits:  512 bytes, int8 [8 quads][16 outputs][4], of a quad the inputs 0, 2, 1, 3: pairs are the lower and the
+//                  upper halves of 16 bits, and group_tiles.h wants quads
 //     then         scales [16], and with four bits minima [16]
 //
 // So one row reads a panel from its first byte to its last, 5 bits for a weight of four. Each row of x is rounded to 16
-// bits with a step of its own: x[k] = step * t[k], step = largest |x[k]| / 32767. The sum of q * t over a group is a
+// bits with a step of its own: x[k] = step * t[k], step = largest |x[k]| / 32512. The sum of q * t over a group is a
 // whole number that fits 32 bits: two inputs of 16 outputs are one instruction on AVX-512. With the sum of t,
 //
 //     y = step * sum over groups (scale * (sum of q * t) + minimum * (sum of t))
 //
 // in one order, whatever else is in the batch, and the same on all instruction sets. Few rows unpack each group again
-// where they need it; for many an item's panels are widened once, to 16 bits, or for matrix registers as group_tiles.h
-// says.
+// where they need it; for many an item's panels are widened once, to 16 bits. Where there are matrix registers, eight bits
+// go through group_tiles.h, and so do many rows of four bits.
 #pragma once
 
 #include "../native/rows.h"
@@ -30,7 +31,7 @@ namespace OCTAVO_ISA {
 
 constexpr int64_t kGroup = 32;  // inputs
 constexpr int kPairs = kGroup / 2;
-constexpr float kGroupSteps = 32767;
+constexpr float kGroupSteps = 256 * 127;  // of two planes of signed bytes (group_tiles.h)
 constexpr int64_t kWidenGroupsFrom = 16;  // rows
 
 using Whole = typename Types<kLanes>::Int;
@@ -80,22 +81,23 @@ struct EightBits {
   static constexpr int64_t kBytes = kQuants + kPanel * sizeof(Half);
   static constexpr bool kMinima = false;
 
-  static constexpr int kPairsAtOnce = 1;
+  static constexpr int kPairsAtOnce = 2;
   using Packed = SignedPairs;
 
-  OCTAVO_INLINE static Packed load(const uint8_t* group, int block, int output) {
-    const uint8_t* bytes = group + block * 2 * kPanel + 2 * output;
-#ifdef __AVX512F__
-    return (Packed)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)bytes));
-#else
-    return (Packed)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)bytes));
-#endif
+  // The quad with this number, of kLanes outputs from `output` on.
+  OCTAVO_INLINE static Packed load(const uint8_t* group, int quad, int output) {
+    Packed packed;
+    memcpy(&packed, group + quad * 4 * kPanel + 4 * output, sizeof packed);
+    return packed;
   }
 
-  OCTAVO_INLINE static SignedPairs pair(Packed packed, int) { return packed; }
+  OCTAVO_INLINE static SignedPairs pair(Packed packed, int number) {
+    return number ? packed >> 8 : (SignedPairs)((UnsignedPairs)packed << 8) >> 8;
+  }
 
   OCTAVO_INLINE static float value(const uint8_t* group, int output, int input) {
-    return (float)(int8_t)group[input / 2 * 2 * kPanel + 2 * output + input % 2];
+    const int place = input % 2 * 2 + input % 4 / 2;
+    return (float)(int8_t)group[input / 4 * 4 * kPanel + 4 * output + place];
   }
 };
 
@@ -145,29 +147,15 @@ OCTAVO_INLINE const Half* minima_of(const uint8_t* group) {
 // All rows of x, in memory of `groups_room` numbers.
 struct RoundedRows {
   float* steps;     // of each row
-  float* sums;      // [groups][stride], of t
+  float* sums;      // [rows][groups], of t
   int16_t* values;  // [rows][in]: t
-  int64_t in, stride;
-
-  RoundedRows(const Linear& l, int64_t rows, float* memory)
-      : steps(memory),
-        sums(memory + rows),
-        values((int16_t*)(sums + l.in / kGroup * stride_of(rows))),
-        in(l.in),
-        stride(stride_of(rows)) {}
-
-  // Whole tiles of rows may be read.
-  static int64_t stride_of(int64_t rows) { return divided_up(rows, 16) * 16; }
+  int64_t in;
 };
 
-inline int64_t groups_room(const Linear& l, int64_t rows) {
-  return rows * (1 + l.in / 2) + l.in / kGroup * RoundedRows::stride_of(rows);
-}
+inline int64_t groups_room(const Linear& l, int64_t rows) { return rows * (1 + l.in / kGroup + l.in / 2); }
 
-// put(i, values): takes t[i] and those behind it. A row with a number that is not finite has a step of NaN, and so has
-// its result.
-template <class Put>
-inline void round_row(const float* x, const RoundedRows& to, int64_t row, const Put& put) {
+// A row with a number that is not finite has a step of NaN, and so has its result.
+inline void round_row(const float* x, const RoundedRows& to, int64_t row) {
   const Vec<kLanes> rounder = splat<kLanes>(12582912.0f);  // 1.5 * 2^23 leaves a whole number in the low bits
   const Size size = size_of(x, to.in);
   const float factor = size.largest > 1e-30f ? kGroupSteps / size.largest : 0;
@@ -177,10 +165,10 @@ inline void round_row(const float* x, const RoundedRows& to, int64_t row, const 
     for (int64_t i = group * kGroup; i < (group + 1) * kGroup; i += kLanes) {
       const Vec<kLanes> shifted = load<kLanes>(x + i) * factor + rounder;
       const Shorts values = __builtin_convertvector((Whole)shifted - (Whole)rounder, Shorts);
-      put(i, values);
+      memcpy(to.values + row * to.in + i, &values, sizeof values);
       total += shifted - rounder;
     }
-    to.sums[group * to.stride + row] = sum<kLanes>(total);
+    to.sums[row * (to.in / kGroup) + group] = sum<kLanes>(total);
   }
 }
 
@@ -220,7 +208,7 @@ struct GroupsTile {
         for (int m = 0; m < M; m++) totals[m][v] += __builtin_convertvector(sums[m][v], Vec<kLanes>) * scales;
         if constexpr (Bits::kMinima) {
           const Vec<kLanes> minima = load<kLanes>(minima_of<Bits>(group[v]) + output(v));
-          for (int m = 0; m < M; m++) totals[m][v] += minima * x.sums[g * x.stride + row + m];
+          for (int m = 0; m < M; m++) totals[m][v] += minima * x.sums[(row + m) * groups + g];
         }
       }
     }
@@ -253,12 +241,8 @@ template <class Bits>
 inline void groups_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
                           int64_t rows, float* memory) {
   const int64_t groups = l.in / kGroup, panel = groups * Bits::kBytes;
-  const RoundedRows rounded(l, rows, memory);
-  each_row(threads, rows, l.in, [&](int64_t row) {
-    int16_t* to = rounded.values + row * l.in;
-    round_row(x + row * x_stride, rounded, row,
-              [&](int64_t i, Shorts values) { memcpy(to + i, &values, sizeof values); });
-  });
+  const RoundedRows rounded{memory, memory + rows, (int16_t*)(memory + rows * (1 + groups)), l.in};
+  each_row(threads, rows, l.in, [&](int64_t row) { round_row(x + row * x_stride, rounded, row); });
   linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     const uint8_t* panels = (const uint8_t*)l.weight + first * panel;
     if (part < kWidenGroupsFrom) {

@@ -138,27 +138,20 @@ inline void linear_of_bytes(Threads& threads, const Linear& l, const float* x, i
   linear_typed<Int8>(threads, l, memory, l.in, y, rows);
 }
 
-template <class Bits>
-inline void linear_of_groups(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
-                             int64_t rows, float* memory) {
-#ifdef __AMX_TILE__
-  if (rows >= kGroupTilesFrom) return group_tiles_linear<Bits>(threads, l, x, x_stride, y, rows, memory);
-#endif
-  groups_linear<Bits>(threads, l, x, x_stride, y, rows, memory);
-}
-
 // Numbers that `linear` needs beside what it reads and writes.
 inline int64_t linear_room(const Linear& l, int64_t rows) {
   switch (l.type) {
 #ifdef __AMX_TILE__
     case kBFloat16: return tiles_room(l, rows);
     case kInt8Quads: return l.int8_rows ? quad_tiles_room<1>(l, rows) : quad_tiles_room<2>(l, rows);
+    case kGroups4: return rows < kGroupTilesFrom ? groups_room(l, rows) : group_tiles_room(l, rows);
+    case kGroups8: return group_tiles_room(l, rows);
 #else
     case kInt8Quads: return l.int8_rows ? quads_room<1>(l, rows) : quads_room<2>(l, rows);
-#endif
-    case kInt8: return l.int8_rows ? rows * l.in : 0;
     case kGroups4:
     case kGroups8: return groups_room(l, rows);
+#endif
+    case kInt8: return l.int8_rows ? rows * l.in : 0;
     default: return 0;
   }
 }
@@ -172,18 +165,22 @@ inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_
     case kInt8Quads:
       return l.int8_rows ? quad_tiles_linear<1>(threads, l, x, x_stride, y, rows, memory)
                          : quad_tiles_linear<2>(threads, l, x, x_stride, y, rows, memory);
+    case kGroups4:
+      return rows < kGroupTilesFrom ? groups_linear<FourBits>(threads, l, x, x_stride, y, rows, memory)
+                                    : group_tiles_linear<FourBits>(threads, l, x, x_stride, y, rows, memory);
+    case kGroups8: return group_tiles_linear<EightBits>(threads, l, x, x_stride, y, rows, memory);
 #else
     case kBFloat16: return linear_typed<BFloat16>(threads, l, x, x_stride, y, rows);
     case kInt8Quads:
       return l.int8_rows ? quads_linear<1>(threads, l, x, x_stride, y, rows, memory)
                          : quads_linear<2>(threads, l, x, x_stride, y, rows, memory);
+    case kGroups4: return groups_linear<FourBits>(threads, l, x, x_stride, y, rows, memory);
+    case kGroups8: return groups_linear<EightBits>(threads, l, x, x_stride, y, rows, memory);
 #endif
     case kFloat16: return linear_typed<Half>(threads, l, x, x_stride, y, rows);
     case kInt8:
       return l.int8_rows ? linear_of_bytes(threads, l, x, x_stride, y, rows, memory)
                          : linear_typed<Int8>(threads, l, x, x_stride, y, rows);
-    case kGroups4: return linear_of_groups<FourBits>(threads, l, x, x_stride, y, rows, memory);
-    case kGroups8: return linear_of_groups<EightBits>(threads, l, x, x_stride, y, rows, memory);
     default: return linear_typed<float>(threads, l, x, x_stride, y, rows);
   }
 }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from octavo_kernels.native import abi
-from octavo_kernels.native.arrays import BFLOAT16, Array, cast, dtype_name
+from octavo_kernels.native.arrays import BFLOAT16, Array, cast, dtype_name, prefer_huge_pages
 
 __all__ = [
     "GROUP",
@@ -21,13 +21,15 @@ __all__ = [
     "pack_linear",
     "pack_panels",
     "pack_quantised",
+    "pack_rounded",
     "quantised",
+    "rounded_groups",
 ]
 
 PANEL = 16
 _QUAD = 4
 GROUP = 32
-"""Inputs that share a scale, in weights that are stored in groups."""
+"""Inputs that share a scale, in weights in groups."""
 _PANELS_AT_ONCE = 64
 _ROWS_AT_ONCE = _PANELS_AT_ONCE * PANEL  # in float32 beside the packed weight, while it is quantised
 
@@ -121,6 +123,26 @@ def quantised(weight: Array) -> tuple[Array, Array]:
     return steps, scales
 
 
+def pack_rounded(weight: Array) -> PackedLinear:
+    """Packs [out, in], in any type, in groups of GROUP inputs, rounded to eight bits as the reference does."""
+    out, columns = weight.shape
+    quants, scales = np.empty((out, columns), np.int8), np.empty((out, columns // GROUP), np.float16)
+    for first in range(0, out, _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        quants[rows], scales[rows] = rounded_groups(weight[rows])
+    return pack_groups(quants, scales, None)
+
+
+def rounded_groups(weight: Array) -> tuple[Array, Array]:
+    """As `reference.rounded_groups`, to the last bit: [out, in], int8, and [out, in / GROUP], float16."""
+    groups = cast(weight, np.dtype(np.float32)).reshape(len(weight), -1, GROUP)
+    with np.errstate(all="ignore"):  # of groups that are not finite, or out of float16's range
+        scales: Array = (np.abs(groups).max(axis=2) / np.float32(127)).astype(np.float16)
+        steps = groups / np.where(scales == 0, np.float32(1), scales.astype(np.float32))[..., None]
+        steps = np.clip(np.rint(steps, out=steps), -127, 127, out=steps).astype(np.int8)
+    return steps.reshape(weight.shape), scales
+
+
 def pack_groups(quants: Array, scales: Array, minima: Array | None, bias: Array | None = None) -> PackedLinear:
     """Packs a weight in groups, in the form that `reference.from_groups` takes, with its bias, [out]."""
     out, groups = scales.shape
@@ -135,16 +157,19 @@ def pack_groups(quants: Array, scales: Array, minima: Array | None, bias: Array 
         steps = quants[rows].view(np.uint8).reshape(-1, groups, GROUP * bits // 8)
         if bits == 4:
             steps = np.concatenate((steps & 15, steps >> 4), axis=2)
-        # [panels, outputs, groups, pairs, 2] -> [panels, groups, pairs, outputs, 2]
-        pairs = _whole_panels(steps).reshape(-1, PANEL, groups, GROUP // 2, 2).transpose(0, 2, 3, 1, 4)
+        by_output = _whole_panels(steps)
         if bits == 4:
+            # [panels, outputs, groups, pairs, 2] -> [panels, groups, pairs, outputs, 2]
+            pairs = by_output.reshape(-1, PANEL, groups, GROUP // 2, 2).transpose(0, 2, 3, 1, 4)
             # A number of 16 bits holds four pairs: its lower byte the first of each two inputs, its upper byte the other.
             words = np.zeros((len(part), groups, 4, PANEL, 2), np.uint16)
             for pair in range(4):
                 words |= pairs[:, :, pair::4].astype(np.uint16) << 4 * pair
             part[..., :in_quants] = words.reshape(len(part), groups, -1).view(np.uint8)
         else:
-            part[..., :in_quants] = pairs.reshape(len(part), groups, -1)
+            # [panels, outputs, groups, quads, 2, 2] -> [panels, groups, quads, outputs, 2, 2], a quad's inner ones changed
+            quads = by_output.reshape(-1, PANEL, groups, GROUP // _QUAD, 2, 2).transpose(0, 2, 3, 1, 5, 4)
+            part[..., :in_quants] = quads.reshape(len(part), groups, -1)
         for number, values in enumerate(numbers):
             begin = in_quants + 2 * PANEL * number
             by_group = _whole_panels(values[rows]).reshape(-1, PANEL, groups).swapaxes(1, 2)
@@ -189,7 +214,7 @@ def _whole_panels(rows: Array) -> Array:
 def _huge(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Zeros on memory of their own, in huge pages if possible."""
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    prefer_huge_pages(memory, 0, len(memory))
     return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
 
 

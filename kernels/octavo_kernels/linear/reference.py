@@ -15,6 +15,7 @@ __all__ = [
     "linear_w8a8",
     "linear_w8a16",
     "quantised",
+    "rounded_groups",
     "rounded_rows",
 ]
 
@@ -67,6 +68,22 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def dequantised(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """What `quantised` made of a weight, in float32 again."""
     return weight.float() * scales[:, None]
+
+
+def rounded_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rounds each 32 inputs of each output to whole numbers from -127 to 127 times a scale of its own.
+
+    Args:
+        weight: [out, in], in any type.
+
+    Returns:
+        What `from_groups` takes: [out, in], int8, and [out, in / 32], float16. A group of zeros, or of numbers for
+        whose scale float16 is too coarse, has the scale 0; one that is not finite has a scale that is not.
+    """
+    groups = weight.float().view(len(weight), -1, 32)
+    scales = (groups.abs().amax(dim=2) / 127).half()
+    steps = groups / torch.where(scales == 0, 1, scales.float())[..., None]
+    return steps.round_().clamp_(-127, 127).to(torch.int8).view(weight.shape), scales
 
 
 def rounded_rows(x: torch.Tensor) -> torch.Tensor:

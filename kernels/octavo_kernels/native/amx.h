@@ -80,9 +80,9 @@ OCTAVO_INLINE void tile_multiply_bytes() {
   asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
-// The same, those of A signed as well.
+// The same with both signed.
 template <int C, int A, int B>
-OCTAVO_INLINE void tile_multiply_signed_bytes() {
+OCTAVO_INLINE void tile_multiply_signed() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 

@@ -52,8 +52,8 @@ class EngineConfig:
         dtype: auto, float32, float16 or bfloat16: of weights and activations.
         quantization: none (as stored), w8a16: weights in eight bits, w8a8: activations too, or w4a16: weights in groups
             of four bits, as stored.
-        kv_cache_dtype: auto (the dtype), float32, float16, bfloat16, or with a scale for each token and kv head int8,
-            on a GPU also fp8 (e4m3).
+        kv_cache_dtype: auto (the dtype; on a CPU with weights rounded to eight bits bfloat16), float32, float16,
+            bfloat16, or with a scale for each token and kv head int8, on a GPU also fp8 (e4m3).
         max_model_len: Longest prompt plus output, in tokens; None: what fits.
         block_size: Tokens per KV block: 8, 16 or 32.
         gpu_memory_utilization: Share of the GPU's memory that the engine may take, 0-1.

@@ -6,7 +6,8 @@
 A row is head_dim numbers; in int8 and fp8 it has its scale with it (octavo_kernels.paged_attention.rows).
 
 Nothing is initialised: a slot is read only after it was written. So memory of a CPU is mapped when a request first
-needs it, an idle engine does not hold it, and a pool that may grow reserves addresses, not memory.
+needs it, an idle engine does not hold it, and a pool that may grow reserves addresses, not memory. It comes in pages of
+2 MiB where the kernel has them: a decode reads its blocks, which lie anywhere, once in each layer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from octavo_kernels.block_copy.native import copy_blocks
-from octavo_kernels.native.arrays import Array
+from octavo_kernels.native.arrays import Array, prefer_huge_pages
 from octavo_kernels.paged_attention.rows import row_width
 from octavo_runtime.domain import BlockCopy, CopyKind
 from octavo_runtime.errors import NotEnoughMemoryForKV
@@ -62,6 +63,7 @@ class KVPool:
         self._num_blocks = num_blocks
         row = row_width(spec.head_dim, dtype)
         self._memory, self.device = _reserve(pool_shape(spec, max_num_blocks, block_size, row), dtype)
+        self._prefer_huge_pages()
         host_shape = pool_shape(spec, num_host_blocks, block_size, row)
         self.host = _reserve(host_shape, dtype)[1] if num_host_blocks else np.empty(host_shape, dtype)
 
@@ -79,7 +81,16 @@ class KVPool:
                 end = (start + row) // mmap.PAGESIZE * mmap.PAGESIZE
                 if first < end:
                     self._memory.madvise(mmap.MADV_DONTNEED, first, end - first)
+        grown = num_blocks > self._num_blocks
         self._num_blocks = num_blocks
+        if grown:
+            self._prefer_huge_pages()
+
+    def _prefer_huge_pages(self) -> None:
+        """For the blocks that there are: what the pool may grow by stays out of them."""
+        row, block = self.device[0, 0].nbytes, self.device[0, 0, 0].nbytes
+        for start in range(0, self.device.nbytes, row):
+            prefer_huge_pages(self._memory, start, start + self._num_blocks * block)
 
 
 def pool_shape(spec: DecoderSpec, num_blocks: int, block_size: int, row: int) -> tuple[int, ...]:

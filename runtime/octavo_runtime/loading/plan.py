@@ -231,10 +231,10 @@ def storage_dtype(dtype: str, stored: set[str]) -> str:
 
 
 def resolve_kv_dtype(config: EngineConfig, dtype: str) -> str:
-    """The KV cache's dtype that `auto` means: the weights'.
+    """The KV cache's dtype that `auto` means: the weights'; bfloat16 on a CPU where those are rounded to eight bits.
 
     Args:
-        config: With the device resolved.
+        config: With device and quantisation resolved.
         dtype: Of the weights, resolved.
 
     Raises:
@@ -245,7 +245,9 @@ def resolve_kv_dtype(config: EngineConfig, dtype: str) -> str:
             "--kv-cache-dtype fp8 is for GPUs, and the device is cpu",
             hint="Use --kv-cache-dtype int8, which takes as many bytes.",
         )
-    return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    if config.kv_cache_dtype != "auto":
+        return config.kv_cache_dtype
+    return "bfloat16" if config.device == "cpu" and config.quantization in INT8_WEIGHTS else dtype
 
 
 def resolve_quantization(config: EngineConfig, spec: DecoderSpec) -> str:

@@ -6,7 +6,7 @@ import math
 
 from octavo_runtime.domain import INT8_WEIGHTS
 from octavo_runtime.errors import UnsupportedModel
-from octavo_runtime.loading.weight_map import WeightMap
+from octavo_runtime.loading.weight_map import GROUP, WeightMap
 
 __all__ = ["ITEM_BYTES", "check_packing", "held_bytes", "most_bytes", "weight_bytes"]
 
@@ -30,7 +30,7 @@ def held_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: boo
 
     Args:
         weights: What is read.
-        dtype: Of embedding, head, norms and biases, and of weights that are not quantised.
+        dtype: Of embedding, norms and biases, and of weights that are not quantised; on a GPU of the head.
         quantization: Resolved.
         packed: Whether quantised weights are packed as a GPU's kernels take them, not as a CPU's native ones do.
     """
@@ -41,7 +41,9 @@ def held_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: boo
     in_linear = sum(map(math.prod, linear))
     # Beside an output's scale the native kernels have its sum.
     for_output = 4 if packed else 8
-    return in_linear + for_output * sum(outputs for outputs, _ in linear) + (weights.num_elements - in_linear) * item
+    quantised = in_linear + for_output * sum(outputs for outputs, _ in linear)
+    in_head = 0 if packed else math.prod(_rounded_head(weights))
+    return quantised + in_head + in_head // GROUP * 2 + (weights.num_elements - in_linear - in_head) * item
 
 
 def most_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: bool) -> int:
@@ -58,7 +60,9 @@ def most_bytes(weights: WeightMap, dtype: str, quantization: str, *, packed: boo
         return read
     held = held_bytes(weights, dtype, quantization, packed=packed)
     if quantization in INT8_WEIGHTS:
-        return held + max(map(math.prod, _linear_shapes(weights))) * ITEM_BYTES[dtype]
+        # A head in eight bits lies there twice while it is put in its order.
+        of_head = 0 if packed else math.prod(_rounded_head(weights)) * (ITEM_BYTES[dtype] + 1)
+        return held + max(of_head, *(math.prod(shape) * ITEM_BYTES[dtype] for shape in _linear_shapes(weights)))
     largest = max(math.prod(weights.shapes[name]) for name in weights.fixed if name.endswith(".qweight"))
     # On a GPU groups are packed when all is read; four bits have a byte meanwhile, twice while they are put together.
     return max(read, held) + (4 * largest if packed else largest)
@@ -96,6 +100,12 @@ def check_packing(weights: WeightMap, quantization: str, *, packed: bool) -> Non
 def _linear_shapes(weights: WeightMap) -> list[tuple[int, ...]]:
     """Of the layers' weights, which have `.weight` in their names; the head has not."""
     return [shape for name, shape in weights.shapes.items() if name.endswith(".weight")]
+
+
+def _rounded_head(weights: WeightMap) -> tuple[int, ...]:
+    """The shape of the head where a CPU's native kernels have it in groups of eight bits; else of nothing."""
+    shape = weights.shapes.get("embedding" if weights.tied else "head", (0, 0))
+    return shape if shape[1] % GROUP == 0 else (0, 0)
 
 
 def _widening(weights: WeightMap, item: int) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from octavo_kernels.decoder_step import DecoderStep, LayerWeights, unsupported
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE, forced_form
-from octavo_kernels.linear.packing import PackedLinear, pack_groups, pack_linear, pack_quantised
+from octavo_kernels.linear.packing import GROUP, PackedLinear, pack_groups, pack_linear, pack_quantised, pack_rounded
 from octavo_kernels.native import Context, NativeUnavailable
 from octavo_kernels.native.arrays import Array, cast
 from octavo_kernels.paged_attention import PagedBatch
@@ -94,8 +94,8 @@ class NativeDecoder:
         kv_cache: [layers, 2, blocks, block size, kv heads, row], keys first, as `KVPool` has it.
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
-        quantization: w8a16: linear layers take eight bits for a weight; w8a8: for activations, too. Embedding and head
-            stay as they are stored. Weights that are stored in groups stay so in any case.
+        quantization: w8a16: linear layers and head take eight bits for a weight, the head with a scale for each 32
+            inputs; w8a8: for activations of the layers, too. Weights that are stored in groups stay so in any case.
     """
 
     def __init__(
@@ -145,7 +145,14 @@ class NativeDecoder:
             )
             for layer in (f"layers.{number}" for number in range(spec.num_layers))
         ]
-        head = "embedding" if weights.tied else "head"
+
+        def head_of(name: str) -> PackedLinear:
+            if f"{name}.qweight" in weights:
+                return groups(name, vocab_size)
+            weight = weights.read(name)[:vocab_size]
+            rounded = quantization in INT8_WEIGHTS and weight.shape[1] % GROUP == 0  # ADR 46
+            return pack_rounded(weight) if rounded else pack_linear(weight)
+
         embedding: Array | PackedLinear | None = None  # its rows are the head's
         if not weights.tied:
             embedding = groups("embedding") if "embedding.qweight" in weights else weights.read("embedding")
@@ -154,11 +161,7 @@ class NativeDecoder:
             context,
             layers,
             norm=norm("norm"),
-            head=(
-                groups(head, vocab_size)
-                if f"{head}.qweight" in weights
-                else pack_linear(weights.read(head)[:vocab_size])  # as it is stored, quantised or not (ADR 40)
-            ),
+            head=head_of("embedding" if weights.tied else "head"),
             embedding=embedding,
             cos=cos,
             sin=sin,

@@ -6,7 +6,8 @@
     X.qweight U8, X.scales, X.minima       X.packed, X.groups                         octavo_kernels.linear.linear_w4a16
     X.qweight I8, X.scales                 X.weight, widened: there is no kernel for groups of eight bits
 
-The head and the embedding have no `.weight` behind their names; in w8a16 and w8a8 they stay as they are (ADR 40).
+The head and the embedding have no `.weight` behind their names; in w8a16 and w8a8 they stay as they are here (ADR 40); on a
+CPU the head does not (ADR 46).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from octavo_runtime.domain import EngineConfig, SchedulerConfig
 from octavo_runtime.errors import BadFlags, NotEnoughMemoryForKV, NotEnoughMemoryForWeights, UnsupportedModel
 from octavo_runtime.loading.plan import plan_model, resolve_dtype, storage_dtype
 from octavo_runtime.loading.spec import decoder_spec
-from octavo_runtime.loading.weight_bytes import check_packing, held_bytes
+from octavo_runtime.loading.weight_bytes import check_packing, held_bytes, most_bytes
 from octavo_runtime.loading.weight_map import WeightMap
 
 CONFIG = {
@@ -114,6 +114,31 @@ def test_plan_model_quantised_on_a_gpu(model: Path) -> None:
     assert stored.kv_cache_bytes is not None
     gained = plan.kv_cache_bytes - stored.kv_cache_bytes
     assert gained == pytest.approx(stored.weights_bytes - plan.weights_bytes, abs=TOKEN * 2 * 16)
+
+
+def test_plan_model_kv_cache_of_quantised_weights(model: Path) -> None:
+    for quantization in ("w8a16", "w8a8"):
+        assert plan_model(model, config(model, quantization=quantization)).kv_cache_dtype == "bfloat16"
+        wide = config(model, quantization=quantization, kv_cache_dtype="float32")
+        assert plan_model(model, wide).kv_cache_dtype == "float32"
+    on_gpu = config(model, device="cuda", dtype="float16", quantization="w8a16")
+    assert plan_model(model, on_gpu, gpu_memory=1 << 30).kv_cache_dtype == "float16"
+
+
+@pytest.mark.parametrize(("width", "tied"), [(64, True), (64, False), (40, True)])
+def test_held_bytes_of_a_head_in_eight_bits(width: int, tied: bool) -> None:
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (7, width), "layers.0.down.weight": (8, 10)}
+    if not tied:
+        shapes["head"] = (7, width)
+    weights = WeightMap((), shapes, {}, tied=tied)
+    layers, stored, rounded = 80 + 8 * 8, 7 * width * 2, 7 * (width + width // 32 * 2)
+    head = rounded if width == 64 else stored
+    assert held_bytes(weights, "bfloat16", "w8a16", packed=False) == layers + head + (0 if tied else stored)
+    on_gpu = 80 + 4 * 8 + stored * (1 if tied else 2)
+    assert held_bytes(weights, "bfloat16", "w8a16", packed=True) == on_gpu
+    loading = 7 * width * 3 if width == 64 else 8 * 10 * 2
+    held = held_bytes(weights, "bfloat16", "w8a16", packed=False)
+    assert most_bytes(weights, "bfloat16", "w8a16", packed=False) == held + loading
 
 
 def in_groups(four_bits: bool, width: int) -> WeightMap:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from octavo_kernels.dispatch import ENVIRONMENT_VARIABLE
-from octavo_kernels.linear.reference import dequantised, quantised, rounded_rows
+from octavo_kernels.linear.reference import dequantised, from_groups, quantised, rounded_groups, rounded_rows
 from octavo_kernels.native import Context
 from octavo_kernels.testing import assert_close, random_groups
 from octavo_runtime.domain import EngineConfig, SamplingParams, ScheduledSequence, StepPlan
@@ -176,10 +176,14 @@ def test_family_many_tokens(forced: str, tmp_path: Path) -> None:
 
 
 def with_rounded_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """Each linear layer's weights as they are when quantised; embedding and head stay."""
+    """Each linear layer's weights as they are when quantised, and the head's, which may be the embedding's."""
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name != "lm_head":
-            module.weight = torch.nn.Parameter(dequantised(*quantised(module.weight.detach())))
+        if isinstance(module, torch.nn.Linear):
+            weight = module.weight.detach()
+            if name != "lm_head":
+                module.weight = torch.nn.Parameter(dequantised(*quantised(weight)))
+            elif weight.shape[1] % 32 == 0:  # else it stays
+                weight.copy_(from_groups(*rounded_groups(weight), None))
     return model
 
 
@@ -191,13 +195,20 @@ def with_rounded_rows(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+GROUPED = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}  # multiples of 32, as in GGUF
+
+
 @pytest.mark.parametrize("quantization", ["w8a16", "w8a8"])
-@pytest.mark.parametrize("name", ["llama", "llama-biases", "qwen2", "qwen3"])
-def test_family_quantised(name: str, quantization: str, forced: str, tmp_path: Path) -> None:
-    truth = with_rounded_weights(make(tmp_path, *CASES[name]))
-    executor = load(tmp_path, quantization=quantization)
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("llama", {}), ("llama-biases", GROUPED), ("qwen2", {}), ("qwen2", GROUPED), ("qwen3", {})]
+)
+def test_family_quantised(name: str, sizes: dict[str, Any], quantization: str, forced: str, tmp_path: Path) -> None:
+    model_type, changes = CASES[name]
+    truth = with_rounded_weights(make(tmp_path, model_type, changes | sizes))
+    executor = load(tmp_path, quantization=quantization, kv_cache_dtype="float32")
     assert executor.info.kernels == f"native ({forced}, {quantization})"
-    tolerance = 1e-3 if forced in {"amx", "avx512vnni"} else 1e-5  # activations of 16 bits there, float32 elsewhere
+    # Activations have 16 bits there, and in a head of groups; else they are float32.
+    tolerance = 1e-3 if forced in {"amx", "avx512vnni"} or sizes else 1e-5
     if quantization == "w8a8":
         truth = with_rounded_rows(truth)
         tolerance = 0.02  # a number in the middle of two steps may be rounded to either
@@ -207,9 +218,6 @@ def test_family_quantised(name: str, quantization: str, forced: str, tmp_path: P
     blocks = (7, 2, 11, 5, 9)
     assert_close(logits(executor, sequence("a", tokens[:37], 0, blocks))[0], expected[36], tolerance)
     assert_close(logits(executor, sequence("a", tokens[37:], 37, blocks))[0], expected[37], tolerance)
-
-
-GROUPED = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}  # multiples of 32, as in GGUF
 
 
 def keep_groups(directory: Path, eight_bits: tuple[str, ...] = ("embed_tokens",)) -> dict[str, torch.Tensor]:
