@@ -105,6 +105,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TorchExecuto
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, kernels)
         form.cache_clear()
         scheduler = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8)
+        settings = {"kv_cache_dtype": "float32"} | settings  # as a GPU has it, of the weights' type
         config = EngineConfig(str(folder), device="cpu", kv_cache_memory=1 << 17, scheduler=scheduler, **settings)
         executor = load_executor(config, graph_device=(lambda _: RecordingDevice()) if graphs else None)
         assert isinstance(executor, TorchExecutor)
