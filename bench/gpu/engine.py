@@ -280,6 +280,7 @@ def _load(
         str(model),
         device=machine.device.type,
         quantization=quantization,
+        kv_cache_dtype="float32" if machine.dry else "auto",  # as a GPU has it, of the weights' type
         max_model_len=64 if machine.dry else 2048,
         kv_cache_memory=1 << 20 if machine.dry else None,
         scheduler=SchedulerConfig(
