@@ -35,11 +35,11 @@ AT_ONCE = 8.0
 
 @pytest.fixture
 def kubectl(world: World, own_operator: OperatorProcess, image_references: dict[str, str]) -> Iterator[Kubectl]:
-    """kubectl in a namespace with one pod that is idle, and may become four."""
+    """kubectl in a namespace with one pod that is idle, and may become three."""
     assert own_operator.is_ready()
     own = world.namespace()
     own.apply(STUB)
-    autoscaling = {"maxReplicas": 4, "scaleDownStabilizationSeconds": round(WINDOW)}
+    autoscaling = {"maxReplicas": 3, "scaleDownStabilizationSeconds": round(WINDOW)}
     runtime = {"maxNumSeqs": SLOTS}
     own.apply(stubbed(image_references["operator"], gpus=0, runtime=runtime, autoscaling=autoscaling))
     eventually(lambda: condition(own.get("isvc", "chat"))["status"] == "True", 60)
