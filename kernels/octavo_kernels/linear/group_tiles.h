@@ -28,7 +28,7 @@ struct FourBitsAsBytes {
 
   static void widen(const uint8_t* group, uint8_t* to) {
     for (int quad = 0; quad < kGroup / 4; quad++) {
-      const UnsignedPairs packed = FourBits::load(group, quad / 2, 0) >> quad % 2 * 8;
+      const UnsignedPairs packed = load_pairs_of<FourBits>(group, quad / 2, 0) >> quad % 2 * 8;
       const UnsignedPairs bytes = (packed & 15) | (packed & 240) << 4;
       memcpy(to + quad * 4 * kPanel, &bytes, sizeof bytes);
     }

@@ -8,8 +8,8 @@
 //
 //     four bits:   256 bytes, four vectors of 16 * 2 numbers of 16 bits. Number [o][i] of vector j holds q of the
 //                  output o at the inputs 8 j + i (bits 0-3), 8 j + 2 + i (bits 4-7), 8 j + 4 + i and 8 j + 6 + i
-//     eight bits:  512 bytes, int8 [8 quads][16 outputs][4], of a quad the inputs 0, 2, 1, 3: pairs are the lower and the
-//                  upper halves of 16 bits, and group_tiles.h wants quads
+//     eight bits:  512 bytes, int8 [8 quads][16 outputs][4], of a quad the inputs 0, 2, 1, 3: pairs are the lower and
+//                  the upper halves of 16 bits, and group_tiles.h wants quads
 //     then         scales [16], and with four bits minima [16]
 //
 // So one row reads a panel from its first byte to its last, 5 bits for a weight of four. Each row of x is rounded to 16
@@ -19,8 +19,8 @@
 //     y = step * sum over groups (scale * (sum of q * t) + minimum * (sum of t))
 //
 // in one order, whatever else is in the batch, and the same on all instruction sets. Few rows unpack each group again
-// where they need it; for many an item's panels are widened once, to 16 bits. Where there are matrix registers, eight bits
-// go through group_tiles.h, and so do many rows of four bits.
+// where they need it; for many an item's panels are widened once, to 16 bits. Where there are matrix registers, eight
+// bits go through group_tiles.h, and so do many rows of four bits.
 #pragma once
 
 #include "../native/rows.h"
@@ -50,6 +50,14 @@ OCTAVO_INLINE Whole add_pairs(Whole sums, Whole first, SignedPairs second) {
 #endif
 }
 
+// 32 bits of each of kLanes outputs from `output` on: pairs from block * kPairsAtOnce on, in any of the forms below.
+template <class Bits>
+OCTAVO_INLINE typename Bits::Packed load_pairs_of(const uint8_t* group, int block, int output) {
+  typename Bits::Packed packed;
+  memcpy(&packed, group + (block * kPanel + output) * 4, sizeof packed);
+  return packed;
+}
+
 // A group of a panel in four bits.
 struct FourBits {
   static constexpr int64_t kQuants = kPanel * kGroup / 2;
@@ -58,13 +66,6 @@ struct FourBits {
 
   static constexpr int kPairsAtOnce = 4;
   using Packed = UnsignedPairs;
-
-  // The pairs from block * kPairsAtOnce on, of kLanes outputs from `output` on.
-  OCTAVO_INLINE static Packed load(const uint8_t* group, int block, int output) {
-    Packed packed;
-    memcpy(&packed, group + block * 4 * kPanel + 4 * output, sizeof packed);
-    return packed;
-  }
 
   OCTAVO_INLINE static SignedPairs pair(Packed packed, int number) { return (SignedPairs)(packed >> 4 * number & 15); }
 
@@ -83,13 +84,6 @@ struct EightBits {
 
   static constexpr int kPairsAtOnce = 2;
   using Packed = SignedPairs;
-
-  // The quad with this number, of kLanes outputs from `output` on.
-  OCTAVO_INLINE static Packed load(const uint8_t* group, int quad, int output) {
-    Packed packed;
-    memcpy(&packed, group + quad * 4 * kPanel + 4 * output, sizeof packed);
-    return packed;
-  }
 
   OCTAVO_INLINE static SignedPairs pair(Packed packed, int number) {
     return number ? packed >> 8 : (SignedPairs)((UnsignedPairs)packed << 8) >> 8;
@@ -112,18 +106,12 @@ struct Widened {
   static constexpr int kPairsAtOnce = 1;
   using Packed = SignedPairs;
 
-  OCTAVO_INLINE static Packed load(const uint8_t* group, int block, int output) {
-    Packed pairs;
-    memcpy(&pairs, group + (block * kPanel + output) * 2 * (int64_t)sizeof(int16_t), sizeof pairs);
-    return pairs;
-  }
-
   OCTAVO_INLINE static SignedPairs pair(Packed pairs, int) { return pairs; }
 
   static void widen(const uint8_t* group, uint8_t* to) {
     for (int output = 0; output < kPanel; output += kLanes)
       for (int block = 0; block < kPairs / Bits::kPairsAtOnce; block++) {
-        const typename Bits::Packed packed = Bits::load(group, block, output);
+        const typename Bits::Packed packed = load_pairs_of<Bits>(group, block, output);
         for (int n = 0; n < Bits::kPairsAtOnce; n++) {
           const SignedPairs pairs = Bits::pair(packed, n);
           const int64_t pair = block * Bits::kPairsAtOnce + n;
@@ -192,7 +180,7 @@ struct GroupsTile {
       for (int v = 0; v < V; v++) group[v] = panels + (v / kVectorsOfPanel * groups + g) * Bits::kBytes;
       for (int block = 0; block < kPairs / Bits::kPairsAtOnce; block++) {
         typename Bits::Packed packed[V];
-        for (int v = 0; v < V; v++) packed[v] = Bits::load(group[v], block, output(v));
+        for (int v = 0; v < V; v++) packed[v] = load_pairs_of<Bits>(group[v], block, output(v));
         for (int n = 0; n < Bits::kPairsAtOnce; n++) {
           SignedPairs weights[V];
           for (int v = 0; v < V; v++) weights[v] = Bits::pair(packed[v], n);
