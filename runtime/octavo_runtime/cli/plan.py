@@ -195,7 +195,7 @@ def _readable(result: ModelPlan) -> str:
 
 
 def _weights(result: ModelPlan) -> str:
-    if result.quantization in INT8_WEIGHTS:
+    if result.quantization in INT8_WEIGHTS and result.device != "cpu":
         return f"{result.quantization}, embedding and head as stored,"
     return result.weights_dtype if result.quantization == "none" else result.quantization
 
