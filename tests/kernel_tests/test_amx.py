@@ -98,6 +98,28 @@ def test_linear_quantised_is_that_of_vnni(
 
 
 @given(
+    quantization=st.sampled_from(["w8a16", "w8a8"]),
+    rows=st.sampled_from([1, 2, 7, 8, 9, 15, 16, 17, 24, 25, 31, 33, 48, 49, 240, 243, 257]),
+    half=st.sampled_from([16, 48, 64, 176, 1536, 20]),
+    columns=st.sampled_from([64, 128, 576, 100]),
+    bias=st.booleans(),
+)
+@settings(max_examples=120)
+def test_gated_linear_is_that_of_vnni(
+    operations: dict[str, Operations], quantization: str, rows: int, half: int, columns: int, bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(rows + half + columns)
+    x, weight, offset = (
+        torch.randn(shape, generator=generator) for shape in ((rows, columns), (2 * half, columns), (2 * half,))
+    )
+    got = [
+        of_isa.gated_linear(x, weight, offset if bias else None, quantization=quantization)
+        for of_isa in operations.values()
+    ]
+    assert torch.equal(*got)
+
+
+@given(
     bits=st.sampled_from([4, 8]),
     rows=st.sampled_from([1, 11, 12, 13, 15, 16, 17, 27, 28, 33, 240, 243, 257]),
     out=st.sampled_from([1, 16, 33, 64, 100, 1100]),

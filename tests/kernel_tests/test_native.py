@@ -120,6 +120,22 @@ def test_silu_mul_extremes(native: Operations) -> None:
     assert got[7].isnan()
 
 
+@pytest.mark.parametrize("quantization", ["none", "w8a16", "w8a8"])
+@pytest.mark.parametrize(("rows", "half", "columns"), [(1, 16, 64), (9, 48, 128), (17, 176, 64), (250, 20, 30)])
+def test_gated_linear(native: Operations, quantization: str, rows: int, half: int, columns: int) -> None:
+    x, weight, bias = random(rows, columns), random(2 * half, columns, seed=1), random(2 * half, seed=2)
+    truth = native.silu_mul(native.linear(x, weight, bias, quantization=quantization).contiguous())
+    got = native.gated_linear(x, weight, bias, quantization=quantization)
+    assert torch.equal(got, truth)
+
+
+def test_gated_linear_not_finite(native: Operations) -> None:
+    x = random(20, 64)
+    x[3, 5] = torch.inf
+    finite = native.gated_linear(x, random(96, 64, seed=1), None, quantization="w8a16").isfinite().all(dim=1)
+    assert finite.tolist() == [row != 3 for row in range(20)]
+
+
 @given(
     heads=st.sampled_from([(3, 1), (4, 4), (6, 2)]),
     dim=st.sampled_from([8, 16, 24, 64]),

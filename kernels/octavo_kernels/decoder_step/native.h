@@ -10,7 +10,6 @@
 
 #include <stdlib.h>
 
-#include "../gated_activation/native.h"
 #include "../linear/native.h"
 #include "../native/rows.h"
 #include "../paged_attention/native.h"
@@ -145,10 +144,7 @@ inline void mlp_layer(Threads& threads, const Model& m, const Layer& layer, int6
     each_row(threads, rows, m.hidden, [&](int64_t row) {
       rms_norm(residual + row * m.hidden, layer.mlp_norm, m.eps, room.normed + row * m.hidden, m.hidden);
     });
-    linear(threads, layer.gate_up, room.normed, m.hidden, {room.gate_up, stride, false}, rows, room.of_operation);
-    each_row(threads, rows, stride, [&](int64_t row) {
-      silu_mul(room.gate_up + row * stride, room.gate_up + row * stride + m.intermediate, m.intermediate);
-    });
+    gated_linear(threads, layer.gate_up, room.normed, m.hidden, room.gate_up, stride, rows, room.of_operation);
     linear(threads, layer.down, room.gate_up, stride, {residual, m.hidden, true}, rows, room.of_operation);
   }
 }

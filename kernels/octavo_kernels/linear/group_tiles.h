@@ -207,7 +207,7 @@ inline void group_tiles_linear(Threads& threads, const Linear& l, const float* x
   shapes.set(4, kTileRows, kGroup);
   for (int t = 6; t < 8; t++) shapes.set(t, kGroup / 4);
   const int64_t panel = split.groups * Bits::kBytes;
-  linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
+  linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     use_tiles(threads, thread, shapes);
     const uint8_t* panels = (const uint8_t*)l.weight + first * panel;
     if constexpr (Bits::kMinima) {

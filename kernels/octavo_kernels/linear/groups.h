@@ -231,7 +231,7 @@ inline void groups_linear(Threads& threads, const Linear& l, const float* x, int
   const int64_t groups = l.in / kGroup, panel = groups * Bits::kBytes;
   const RoundedRows rounded{memory, memory + rows, (int16_t*)(memory + rows * (1 + groups)), l.in};
   each_row(threads, rows, l.in, [&](int64_t row) { round_row(x + row * x_stride, rounded, row); });
-  linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
+  linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     const uint8_t* panels = (const uint8_t*)l.weight + first * panel;
     if (part < kWidenGroupsFrom) {
       groups_panels<Bits, 3, 2, 1>(l, panels, count, first * kPanel, rounded, y, row, row + part);

@@ -22,6 +22,7 @@
 
 #include <math.h>
 
+#include "../gated_activation/native.h"
 #include "group_tiles.h"
 #include "groups.h"
 #include "quad_tiles.h"
@@ -104,7 +105,7 @@ template <class T>
 inline void linear_typed(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
                          int64_t rows) {
   // The weight has an even number of panels, for the narrow tile of AVX-512.
-  linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
+  linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     const T* weight = (const T*)l.weight + first * panel_numbers(l);
     const float* from = x + row * x_stride;
     count = divided_up(count, 2) * 2;
@@ -163,8 +164,8 @@ inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_
 #ifdef __AMX_TILE__
     case kBFloat16: return tiles_linear(threads, l, x, x_stride, y, rows, memory);
     case kInt8Quads:
-      return l.int8_rows ? quad_tiles_linear<1>(threads, l, x, x_stride, y, rows, memory)
-                         : quad_tiles_linear<2>(threads, l, x, x_stride, y, rows, memory);
+      return l.int8_rows ? quad_tiles_linear<1, false>(threads, l, x, x_stride, y, rows, memory)
+                         : quad_tiles_linear<2, false>(threads, l, x, x_stride, y, rows, memory);
     case kGroups4:
       return rows < kGroupTilesFrom ? groups_linear<FourBits>(threads, l, x, x_stride, y, rows, memory)
                                     : group_tiles_linear<FourBits>(threads, l, x, x_stride, y, rows, memory);
@@ -183,6 +184,22 @@ inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_
                          : linear_typed<Int8>(threads, l, x, x_stride, y, rows);
     default: return linear_typed<float>(threads, l, x, x_stride, y, rows);
   }
+}
+
+// Of a layer whose outputs are gates and, in its second half, what they are for: the first half of each row of y becomes
+// silu(gate) * up, and the second one anything.
+inline void gated_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, float* y, int64_t y_stride,
+                         int64_t rows, float* memory) {
+  const Target target{y, y_stride, false};
+#ifdef __AMX_TILE__
+  if (l.type == kInt8Quads && can_be_gated(l))
+    return l.int8_rows ? quad_tiles_linear<1, true>(threads, l, x, x_stride, target, rows, memory)
+                       : quad_tiles_linear<2, true>(threads, l, x, x_stride, target, rows, memory);
+#endif
+  linear(threads, l, x, x_stride, target, rows, memory);
+  each_row(threads, rows, l.out, [&](int64_t row) {
+    silu_mul(y + row * y_stride, y + row * y_stride + l.out / 2, l.out / 2);
+  });
 }
 
 }  // namespace OCTAVO_ISA

@@ -167,7 +167,7 @@ inline void quads_linear(Threads& threads, const Linear& l, const float* x, int6
                          int64_t rows, float* memory) {
   const Planes<P> planes{memory, (uint8_t*)(memory + rows), quads_of(l) * kQuad};
   each_row(threads, rows, l.in, [&](int64_t row) { split(x + row * x_stride, l.in, planes, row); });
-  linear_items(threads, l, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
+  linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
     int64_t done = 0;
     for (; done + kWidePanels <= count; done += kWidePanels)
       quads_panels<kWidePanels>(l, first + done, planes, y, row, part);

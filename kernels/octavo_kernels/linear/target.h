@@ -39,10 +39,10 @@ OCTAVO_INLINE void finish(const Linear& l, int64_t column, Vec<kLanes> sums, flo
   }
 }
 
-// Shares a product out: calls body(first panel, panels, first row, rows, thread) for each item of up to `together` rows.
+// Shares a product of so many outputs out: calls body(first panel, panels, first row, rows, thread) for each item of up to `together` rows.
 template <class Body>
-inline void linear_items(Threads& threads, const Linear& l, int64_t rows, int64_t together, const Body& body) {
-  const int64_t panels = divided_up(l.out, kPanel);
+inline void linear_items(Threads& threads, int64_t out, int64_t rows, int64_t together, const Body& body) {
+  const int64_t panels = divided_up(out, kPanel);
   // Few items of one row would leave a thread without one while the last is under way.
   const int64_t wide = panels >= 8 * kWidePanels * threads.count() || rows > kMostRows ? kWidePanels : kWidePanels / 2;
   const int64_t groups = divided_up(panels, wide), parts = divided_up(rows, together);

@@ -32,7 +32,7 @@ struct TileShapes {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  void set(int tile, int tile_rows, int64_t bytes = kTileRowBytes) {
+  constexpr void set(int tile, int tile_rows, int64_t bytes = kTileRowBytes) {
     rows[tile] = (uint8_t)tile_rows;
     row_bytes[tile] = (uint16_t)bytes;
   }

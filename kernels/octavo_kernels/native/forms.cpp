@@ -25,6 +25,9 @@ extern const Forms forms = {
     [](Threads& threads, const Linear& l, const float* x, float* y, int64_t rows, bool add,
        float* memory) { linear(threads, l, x, l.in, {y, l.out, add}, rows, memory);
     },
+    [](Threads& threads, const Linear& l, const float* x, float* y, int64_t rows,
+       float* memory) { gated_linear(threads, l, x, l.in, y, l.out, rows, memory);
+    },
     [](const float* x, const float* weight, float eps, float* y, int64_t rows, int64_t width) {
       for (int64_t row = 0; row < rows; row++) rms_norm(x + row * width, weight, eps, y + row * width, width);
     },

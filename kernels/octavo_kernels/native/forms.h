@@ -21,6 +21,7 @@ struct Forms {
 
   // Each operation alone, for tests against its reference.
   void (*linear)(Threads&, const Linear&, const float* x, float* y, int64_t rows, bool add, float* memory);
+  void (*gated_linear)(Threads&, const Linear&, const float* x, float* y, int64_t rows, float* memory);
   void (*rms_norm)(const float* x, const float* weight, float eps, float* y, int64_t rows, int64_t width);
   void (*silu_mul)(float* gate_up, int64_t rows, int64_t width);
   void (*rotary_kv)(Threads&, const Attention&, const Batch&, const Layer&, float eps, const float* cos,

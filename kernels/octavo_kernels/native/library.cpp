@@ -174,6 +174,16 @@ OCTAVO_EXPORT int octavo_linear(void* context, const Linear* l, const float* x, 
   return 1;
 }
 
+OCTAVO_EXPORT int octavo_gated_linear(void* context, const Linear* l, const float* x, float* y, int64_t rows) {
+  Context* c = (Context*)context;
+  float* memory = c->room(c->forms->linear_room(*l, rows) + 1);
+  if (!memory || !c->threads->reserve(c->forms->linear_scratch(*l))) return 0;
+  c->threads->begin_step();
+  c->forms->gated_linear(*c->threads, *l, x, y, rows, memory);
+  c->threads->end_step();
+  return 1;
+}
+
 OCTAVO_EXPORT void octavo_rms_norm(void* context, const float* x, const float* weight, float eps, float* y,
                                    int64_t rows, int64_t width) {
   ((Context*)context)->forms->rms_norm(x, weight, eps, y, rows, width);

@@ -72,11 +72,17 @@ class Operations:
         quantization: str = "none",
     ) -> torch.Tensor:
         """As the reference, or with w8a16 or w8a8 as that of the quantised weight; added to `onto`, in place, if there is one."""
-        arrays = from_tensor(weight), _array(bias)
-        if quantization == "none":
-            return self._linear(x, pack_linear(*arrays), onto)
-        packed = pack_quantised(*arrays, quads=self._context.quads, int8_rows=quantization == "w8a8")
-        return self._linear(x, packed, onto)
+        return self._linear(x, self._packed(weight, bias, quantization), onto)
+
+    def gated_linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, quantization: str = "none"
+    ) -> torch.Tensor:
+        """`silu_mul` of `linear`: [tokens, out / 2]."""
+        packed = self._packed(weight, bias, quantization)
+        y = torch.full((x.shape[0], packed.out), torch.nan)
+        arguments = (ctypes.byref(packed.struct()), x.data_ptr(), y.data_ptr(), x.shape[0])
+        assert self._library.octavo_gated_linear(self._handle, *arguments)
+        return y[:, : packed.out // 2]
 
     def linear_of_groups(
         self,
@@ -91,6 +97,12 @@ class Operations:
         return self._linear(
             x, pack_groups(from_tensor(quants), from_tensor(scales), _array(minima), _array(bias)), onto
         )
+
+    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> PackedLinear:
+        arrays = from_tensor(weight), _array(bias)
+        if quantization == "none":
+            return pack_linear(*arrays)
+        return pack_quantised(*arrays, quads=self._context.quads, int8_rows=quantization == "w8a8")
 
     def _linear(self, x: torch.Tensor, packed: PackedLinear, onto: torch.Tensor | None) -> torch.Tensor:
         y = torch.full((x.shape[0], packed.out), torch.nan) if onto is None else onto
