@@ -1,10 +1,12 @@
 """What was late, and what those minutes were worth."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_operator.autoscale.core.budget import LEAST_SECONDS, MINUTE, SHARE, Budget, Came, Minute, came
+from octavo_operator.autoscale.core.budget import BURST, LEAST_SECONDS, MINUTE, SHARE, Budget, Came, Minute, came
 from octavo_operator.autoscale.core.values import Sample
 
 HOUR = 3600.0
@@ -60,13 +62,15 @@ def test_budget_of_a_young_service_is_that_of_an_hour() -> None:
 @pytest.mark.parametrize(
     ("minutes", "worth"),
     [
-        ([(2, 1200, 0), (9, 1200, 12), (3, 1200, 24), (5, 1200, 0), (8, 1200, 0)], 5),  # one in a hundred may be late
-        ([(2, 1200, 0), (9, 1200, 0)], 0),
-        ([(4, 1200, 24), (2, 1200, 1200)], 4),
+        ([(4, 1200, 0), (8, 1200, 24), (9, 1200, 0), (10, 1200, 0)], 9),
+        ([(2, 1200, 0), (9, 1200, 12)], 0),  # one in a hundred may be late
+        ([(4, 1200, 0), (7.9, 1200, 24)], 0),  # no burst
+        ([(4, 1200, 0), (7, 1200, 24), (8, 1200, 24)], 8),
+        ([(4, 1200, 24), (2, 1200, 1200)], 4),  # whatever came before the first minute
         ([], 0),
     ],
 )
-def test_budget_worth_is_that_of_late_minutes_and_the_next(
+def test_budget_worth_is_that_of_a_bursts_late_minutes_and_the_next(
     minutes: list[tuple[float, float, float]], worth: float
 ) -> None:
     assert seen(*minutes).worth() == pytest.approx(worth)
@@ -122,9 +126,14 @@ def test_budget_is_what_a_list_of_all_rounds_says(
     late = [
         sum(one[3].late for one in rows) > SHARE * sum(one[3].requests for one in rows) * (1 + 1e-9) for rows in minutes
     ]
+    demands = [sum(one[1] * one[2] for one in rows) / (sum(one[1] for one in rows) or math.inf) for rows in minutes]
     found = 0.0
-    for rows, is_late, was_late in zip(minutes, late, [False, *late], strict=False):
-        seconds = sum(one[1] for one in rows)
-        if (is_late or was_late) and seconds > LEAST_SECONDS:
-            found = max(found, sum(one[1] * one[2] for one in rows) / seconds)
+    for number, rows in enumerate(minutes):
+        usual = next((demands[one] for one in reversed(range(number)) if not late[one]), 0.0)
+        if (
+            any(late[max(0, number - 1) : number + 1])
+            and demands[number] > BURST * usual * (1 + 1e-9)
+            and sum(one[1] for one in rows) > LEAST_SECONDS
+        ):
+            found = max(found, demands[number])
     assert budget.worth() >= found * (1 - 1e-9)

@@ -1,9 +1,9 @@
-"""Whether more requests were late than may be, and what those minutes were worth.
+"""Whether more requests were late than may be, and what the bursts were worth in which they were.
 
 Sites that promise that 99 of 100 requests are in time have an error budget, the hundredth, and a custom: who has spent
 it makes no risky change until the time that it is for has passed. What an autoscaler does that is risky is to let
-replicas go. So when the budget is spent, those stay that the busiest of the late minutes was worth, until the time has
-passed: a burst that comes again finds them.
+replicas go. So while the budget is spent, those stay that the busiest late minute of a burst was worth: a burst that
+comes again finds them.
 
     demand    ▁▁▁▁█████▁▁▁▁▁▁▁▁█████▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁
     late          ██
@@ -11,9 +11,10 @@ passed: a burst that comes again finds them.
                     └ an hour after what was late last ┘
 
 Late is a request that one replica more would have helped: it was refused, or where it came more waited than are begun
-in two seconds. What takes long for its own length is not. A minute counts by its mean, so that a batch that is posted at
-once, a hundred replicas' worth for five seconds, keeps no hundred of them. A demand that was met in time, however high,
-keeps nothing, and neither does a backlog or a margin.
+in two seconds. What takes long for its own length is not. A burst is a demand that is at least twice what it was in the
+minute before anything was late. A minute counts by its mean, so that a batch which is posted at once, worth many
+replicas for five seconds, keeps few. A demand that was met in time, however high, keeps nothing, and neither does a
+backlog or a margin.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,10 @@ SHARE = 0.01
 """Of the requests so many may be late."""
 
 MINUTE = 60.0
+
+BURST = 2.0
+"""How many times the demand before is a burst. Who is late by less was a replica or two short, as happens where each
+minute is off by some: that is a matter of the margin, and no reason to keep the peak for an hour."""
 
 LEAST_SECONDS = 30.0
 """Of a minute so many must have been measured for its mean to count."""
@@ -60,6 +65,11 @@ class Minute:
     work: float = 0.0
     requests: float = 0.0
     late: float = 0.0
+
+    @property
+    def demand(self) -> float:
+        """Its mean."""
+        return self.work / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +112,21 @@ class Budget:
         return sum(one.late for one in self.minutes) / (requests * max(1.0, window / seconds))
 
     def worth(self) -> float:
-        """Demand in the busiest of the late minutes; 0 where there is none.
+        """Demand in the busiest late minute of a burst; 0 where there is none.
 
-        The one after a late one counts, too: in what a jump falls into, or ends, its demand is part of the mean only.
+        The minute after a late one counts, too: in what a jump falls into, or ends, its demand is part of the mean only.
         """
-        late = [one.late > SHARE * one.requests for one in self.minutes]
-        counts = (
-            one
-            for one, is_late, was_late in zip(self.minutes, late, [False, *late], strict=False)
-            if (is_late or was_late) and one.seconds >= LEAST_SECONDS
-        )
-        return max((one.work / one.seconds for one in counts), default=0.0)
+        worth = usual = 0.0
+        was_late = False
+        for one in self.minutes:
+            is_late = one.late > SHARE * one.requests
+            is_burst = one.demand >= BURST * usual
+            if (is_late or was_late) and is_burst and one.seconds >= LEAST_SECONDS:
+                worth = max(worth, one.demand)
+            if not is_late:
+                usual = one.demand
+            was_late = is_late
+        return worth
 
 
 def came(fresh: Iterable[Sequence[Sample]], rate: float) -> Came:

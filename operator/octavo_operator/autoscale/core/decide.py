@@ -9,7 +9,7 @@ What every decision keeps to (tests/operator_tests/autoscale holds it to that):
 - pods that start count as capacity from the moment they are asked for: waiting for them adds no more;
 - replicas go only when the highest need of the last `stabilization` seconds was lower, seen by this very state: who has
   just begun to decide does not know the past, and keeps what there is;
-- while the error budget is spent, no more go than the busiest of the late minutes leaves over;
+- while the error budget is spent, no more go than the busiest late minute of a burst leaves over;
 - it depends on the arguments alone: the same inputs give the same decisions, bit for bit.
 
 Demand is counted in replicas' worth of work. A pod's load follows from what it runs (curve.py) or from its cache,
