@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.autoscaling import policy
+from bench.autoscaling.replica import Machine
 from octavo_operator.autoscale.core.decide import State, decide, start
 from octavo_operator.autoscale.core.values import Pod, Sample, Settings
 
 __all__ = ["Ours"]
 
 _SETTINGS = Settings(min_replicas=1, max_replicas=10)
+_QUEUE_LIMIT = float(Machine().max_waiting)
 
 
 class Ours:
@@ -41,4 +43,5 @@ def _sample(sample: policy.Sample) -> Sample:
         finished=sample.finished,
         generated=sample.generation_tokens,
         refused=sample.refused,
+        queue_limit=_QUEUE_LIMIT,
     )

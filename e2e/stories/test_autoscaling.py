@@ -45,6 +45,7 @@ def elastic(**autoscaling: object) -> dict[str, Any]:
         "maxReplicas": 3,
         "targetQueueLength": 2,
         "scaleDownStabilizationSeconds": WINDOW,
+        "scaleDownAfterLateSeconds": 0,  # the first pod's queue is long before the others serve
         **autoscaling,
     }
     return manifest

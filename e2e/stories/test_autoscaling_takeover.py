@@ -39,7 +39,7 @@ def kubectl(world: World, own_operator: OperatorProcess, image_references: dict[
     assert own_operator.is_ready()
     own = world.namespace()
     own.apply(STUB)
-    autoscaling = {"maxReplicas": 3, "scaleDownStabilizationSeconds": round(WINDOW)}
+    autoscaling = {"maxReplicas": 3, "scaleDownStabilizationSeconds": round(WINDOW), "scaleDownAfterLateSeconds": 0}
     runtime = {"maxNumSeqs": SLOTS}
     own.apply(stubbed(image_references["operator"], gpus=0, runtime=runtime, autoscaling=autoscaling))
     eventually(lambda: condition(own.get("isvc", "chat"))["status"] == "True", 60)

@@ -105,6 +105,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"autoscaling": {"maxReplicas": -1}}, "greater than or equal to 1"),
     ({"autoscaling": {"maxReplicas": 2, "targetCacheUsage": 0}}, "greater than or equal to 1"),
     ({"autoscaling": {"maxReplicas": 2, "targetQueueLength": -3}}, "greater than or equal to 1"),
+    ({"autoscaling": {"maxReplicas": 2, "scaleDownAfterLateSeconds": 21601}}, "less than or equal to 21600"),
     ({"autoscaling": {"maxReplicas": 2, "mode": "Off"}}, 'supported values: "Auto", "Observe"'),
     ({"rollout": {"type": "Canary"}}, 'supported values: "Auto", "RollingUpdate", "Recreate"'),
     ({"rollout": {"maxSurge": 2}}, "belong to type: RollingUpdate"),

@@ -44,6 +44,7 @@ settings, as in spec.autoscaling:
   targetCacheUsage                 percent, 1 to 100
   targetQueueLength                requests per pod, 1 to 100000
   scaleDownStabilizationSeconds    0 to 86400
+  scaleDownAfterLateSeconds        0 to 21600
 
 The pods and their load stay those of the recording: work is counted, and it is
 the same on more or on fewer pods, but a queue that more pods would have emptied
@@ -84,6 +85,7 @@ FIELDS = {
     "targetCacheUsage": Field("target_cache", 1, 100, lambda percent: percent / 100),
     "targetQueueLength": Field("target_queue", 1, 100000),
     "scaleDownStabilizationSeconds": Field("stabilization", 0, 86400),
+    "scaleDownAfterLateSeconds": Field("after_late", 0, 21600),
 }
 """By their names in the spec; the bounds are the CRD's."""
 

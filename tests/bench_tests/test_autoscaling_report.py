@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench.autoscaling.__main__ import figures, mean, not_kept, table, verdicts
+from bench.autoscaling.__main__ import elsewhere, figures, mean, not_kept, table, verdicts
 from bench.autoscaling.measures import Measures
 from bench.autoscaling.plot import draw
 from bench.autoscaling.runs import Case, Outcome, Store, carry_out, digest
@@ -118,6 +118,21 @@ def test_figures_elsewhere_compare_with_those_that_follow_the_load_too() -> None
     found = figures(means)
     assert found["worst_late_per_gpu_hour_added_ratio"] == pytest.approx((0.02 / 4) / (0.02 / 8))
     assert found["worst_late_per_gpu_hour_added_ratio_of_followers"] == pytest.approx((0.02 / 4) / (0.04 / 8))
+
+
+def test_elsewhere_has_a_row_for_each_place_that_no_follower_keeps_the_worst_first() -> None:
+    least = replace(USUAL, violations=0.9, gpu_hours=1.0)
+    means = places(
+        **{"constant-min": (least, least)},
+        most=(ALWAYS_MOST, ALWAYS_MOST),
+        follows=(replace(USUAL, violations=0.04), replace(USUAL, gpu_hours=7.0)),
+    )
+    rows = [line.split() for line in elsewhere(means).splitlines()[1:]]
+    assert rows == [
+        ["ramp", "30", "2.00", "5.00", "1.50", "7.00", "1.33", "1.50", "follows", "2.00", "7.00"],
+        ["step", "30", "2.00", "5.00", "0.50", "3.00", "4.00", "1.02", "follows", "4.00", "5.00"],
+    ]
+    assert not elsewhere(compared(KEPT, other=KEPT))
 
 
 def test_verdicts_tell_what_is_met() -> None:

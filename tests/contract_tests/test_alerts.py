@@ -30,7 +30,7 @@ def test_alerts_ask_for_metrics_that_exist() -> None:
     operator = OperatorMetrics()
     operator.tell_of(list)
     client: Any = SimpleNamespace(num_open=0, pid=0, silent_for=float)
-    registries = (operator.registry, RuntimeMetrics("tiny", client).registry)
+    registries = (operator.registry, RuntimeMetrics("tiny", client, max_num_queued_reqs=9).registry)
     exposed = {
         name + suffix
         for registry in registries

@@ -19,7 +19,7 @@ class Client:
 
 
 def test_top_reads_the_servers_metrics() -> None:
-    metrics = Metrics("tiny", Client())  # type: ignore[arg-type] # all that is asked
+    metrics = Metrics("tiny", Client(), max_num_queued_reqs=9)  # type: ignore[arg-type] # all that is asked
     looks = []
     for at in (10.0, 12.0):
         metrics.first_token(0.03, prompt_tokens=5)

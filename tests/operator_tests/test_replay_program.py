@@ -52,7 +52,7 @@ def recording(tmp_path: Path) -> Path:
 
 
 def decided(replicas: int, demand: float) -> Decision:
-    return Decision(replicas, Verdict.DEMAND, demand, demand, 0.0, 0.0, 1, 0, replicas, replicas, demand)
+    return Decision(replicas, Verdict.DEMAND, demand, demand, 0.0, 0.0, 1, 0, replicas, replicas, demand, 0.0)
 
 
 def by_hand() -> list[Replayed]:

@@ -12,7 +12,7 @@ from octavo_operator.autoscale.core.values import Decision, Verdict
 from octavo_operator.core.scaling import scaling_fields, scaling_verdicts
 from octavo_operator.testing import inference_service
 
-DECISION = Decision(3, Verdict.ENOUGH, 2.4, 2.4, 0.1, 0.0, 3, 0, 3, 3, 0.8)
+DECISION = Decision(3, Verdict.ENOUGH, 2.4, 2.4, 0.1, 0.0, 3, 0, 3, 3, 0.8, 0.0)
 REPORT = Report(DECISION, Load(40, 7), None, rivalled=False, trouble="")
 SILENT = replace(DECISION, verdict=Verdict.NO_METRICS, answered=0, silent=3)
 PARTLY = replace(DECISION, verdict=Verdict.SOME_METRICS, answered=2, silent=1)

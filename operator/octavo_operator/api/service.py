@@ -96,6 +96,7 @@ class Autoscaling(_Fields):
     target_cache_usage: int = 80
     target_queue_length: int = 5
     scale_down_stabilization_seconds: int = 300
+    scale_down_after_late_seconds: int = 3600
     mode: Literal["Auto", "Observe"] = "Auto"
 
 

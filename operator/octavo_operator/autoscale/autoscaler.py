@@ -248,6 +248,7 @@ def settings_of(service: InferenceService) -> Settings:
         target_cache=autoscaling.target_cache_usage / 100,
         target_queue=float(autoscaling.target_queue_length),
         stabilization=float(autoscaling.scale_down_stabilization_seconds),
+        after_late=float(autoscaling.scale_down_after_late_seconds),
         slots=service.spec.runtime.max_num_seqs or DEFAULT_SLOTS,
     )
 

@@ -34,9 +34,10 @@ class Metrics:
     Args:
         model_name: Label of each.
         client: Asked at each scrape for what only counts now.
+        max_num_queued_reqs: Requests that may wait beyond those that run.
     """
 
-    def __init__(self, model_name: str, client: EngineClient) -> None:
+    def __init__(self, model_name: str, client: EngineClient, *, max_num_queued_reqs: int) -> None:
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self._last: SchedulerStats | None = None
@@ -59,6 +60,8 @@ class Metrics:
         waiting.set_function(
             lambda: client.num_open - self._last.num_running_requests if self._last else client.num_open
         )
+        limit = gauge("octavo:max_num_queued_reqs", "Requests that may wait beyond those that run; more get 503")
+        limit.set(max_num_queued_reqs)
         usage = "Share of KV blocks in use by requests, 0-1; cached blocks that nobody uses count as free"
         self._usage = (gauge("vllm:kv_cache_usage_perc", usage), gauge("vllm:gpu_cache_usage_perc", usage))
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that got their first token")

@@ -81,7 +81,7 @@ class Service:
         self.ready = asyncio.Event()
         self.port = config.port
         self._config = config
-        self._metrics = Metrics(config.served_model_name, self.client)
+        self._metrics = Metrics(config.served_model_name, self.client, max_num_queued_reqs=config.max_num_queued_reqs)
         self._recording = Recording(config.record_trace)
         self._server = Server(config, self.client, self._metrics, self._recording)
         self.client.on_step = self._metrics.step

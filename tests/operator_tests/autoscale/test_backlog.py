@@ -1,10 +1,12 @@
 """What waits, and how many replicas work it off."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_operator.autoscale.core.backlog import MOST_WAITING, Backlog, Growth, backlog_of, ends_of, growth_of
+from octavo_operator.autoscale.core.backlog import Backlog, Growth, backlog_of, ends_of, growth_of
 from octavo_operator.autoscale.core.values import Sample, Settings
 
 SETTINGS = Settings(min_replicas=1, max_replicas=20, target_queue=5.0)
@@ -13,6 +15,10 @@ STEADY = Growth(whole=0.0, queued=0.0, chance=1.0)
 
 def sample(time: float, waiting: float, finished: float = 0.0, refused: float = 0.0) -> Sample:
     return Sample(time, 64, waiting, 0.5, finished, 100 * finished, refused)
+
+
+def queue(waiting: float, limit: float = 1024.0) -> Sample:
+    return replace(sample(0, waiting), queue_limit=limit)
 
 
 def test_growth_of_pods_is_their_sum_and_who_was_refused_does_not_wait() -> None:
@@ -40,7 +46,7 @@ def test_growth_over_a_longer_time_is_less_by_chance() -> None:
 
 
 def test_backlog_of_what_may_wait_is_none() -> None:
-    found = backlog_of(SETTINGS, [4.0, 5.0], 3, STEADY, 30.0)
+    found = backlog_of(SETTINGS, [queue(4), queue(5)], 3, STEADY, 30.0)
     assert found == Backlog(now=0, later=0, pods=0)
     assert found.replicas(10.0, 30.0) == 0
 
@@ -48,9 +54,14 @@ def test_backlog_of_what_may_wait_is_none() -> None:
 @pytest.mark.parametrize(("queued", "later"), [(2.0, 285), (4.0, 405), (100.0, 2048), (-4.0, 285)])
 def test_backlog_of_queues_that_grow_is_that_of_when_the_next_pod_serves(queued: float, later: float) -> None:
     """Growth within three deviations may be chance; no pod has more waiting than it takes."""
-    found = backlog_of(SETTINGS, [100.0, 200.0], 3, Growth(queued, queued, chance=1.0), 30.0)
+    found = backlog_of(SETTINGS, [queue(100), queue(200)], 3, Growth(queued, queued, chance=1.0), 30.0)
     assert found == Backlog(now=285, later=later, pods=2)
-    assert MOST_WAITING == 1024
+
+
+@pytest.mark.parametrize(("limits", "later"), [((150, 250), 400), ((150, 5000), 3285), ((0, 0), 285)])
+def test_backlog_of_queues_that_grow_is_no_more_than_each_pod_takes(limits: tuple[float, float], later: float) -> None:
+    newest = [queue(100, limits[0]), queue(200, limits[1])]
+    assert backlog_of(SETTINGS, newest, 3, Growth(100.0, 100.0, chance=1.0), 30.0).later == later
 
 
 @pytest.mark.parametrize(
@@ -72,16 +83,16 @@ def test_backlog_may_be_anything_while_nobody_knows_what_a_replica_ends() -> Non
     assert Backlog(1.0, 1.0, pods=4).replicas(0.0, 30.0) == 4
 
 
-queues = st.lists(st.integers(0, 2000).map(float), min_size=1, max_size=8)
+queues = st.lists(st.builds(queue, st.integers(0, 2000), st.integers(0, 2000)), min_size=1, max_size=8)
 
 
 @given(queues, st.floats(-100, 100), st.floats(0, 300), st.floats(0, 100), st.floats(0, 300), st.data())
 def test_backlog_with_a_silent_pod_has_room_for_what_it_may_have(
-    waiting: list[float], queued: float, seconds: float, rate: float, startup: float, data: st.DataObject
+    newest: list[Sample], queued: float, seconds: float, rate: float, startup: float, data: st.DataObject
 ) -> None:
     growth = Growth(queued, queued, chance=1.0)
-    whole = backlog_of(SETTINGS, waiting, len(waiting), growth, seconds)
-    lost = data.draw(st.integers(0, len(waiting) - 1))
-    partly = backlog_of(SETTINGS, waiting[:lost] + waiting[lost + 1 :], len(waiting), STEADY, seconds)
+    whole = backlog_of(SETTINGS, newest, len(newest), growth, seconds)
+    lost = data.draw(st.integers(0, len(newest) - 1))
+    partly = backlog_of(SETTINGS, newest[:lost] + newest[lost + 1 :], len(newest), STEADY, seconds)
     assert whole.now <= whole.later
     assert partly.most(silent=1) >= whole.replicas(rate, startup)

@@ -41,6 +41,12 @@ def test_read_sample_counts_the_two_names_of_the_cache_once() -> None:
     assert read_sample(both, 5.0) == read_sample(old, 5.0) == read_sample(WHOLE, 5.0)
 
 
+def test_read_sample_has_the_pods_own_limit_or_that_of_a_runtime_that_tells_none() -> None:
+    told = WHOLE + 'octavo:max_num_queued_reqs{model_name="a } b"} 16.0\n'
+    assert read_sample(told, 5.0) == Sample(5.0, 3.0, 2.0, 0.25, 11.0, 1500.0, 6.0, queue_limit=16.0)
+    assert read_sample(WHOLE, 5.0).queue_limit == 1024
+
+
 def test_read_sample_before_the_first_request_has_ended() -> None:
     young = "".join(line for line in WHOLE.splitlines(keepends=True) if "success" not in line)
     assert read_sample(young, 5.0).finished == 0

@@ -230,7 +230,7 @@ LINES = recorded(loaded([0.5] * 3, 2))
         ([], "it is empty"),
         (["<html>\n"], "its first line is not that of a recording"),
         (LINES[1:], "its first line is not that of a recording"),
-        ([LINES[0].replace(":2,", ":3,"), *LINES[1:]], "it is of version 3 and this program reads 2: use"),
+        ([LINES[0].replace(":3,", ":4,"), *LINES[1:]], "it is of version 4 and this program reads 3: use"),
         ([LINES[0].replace("team-a", '","x":"'), *LINES[1:]], "line 1: this program knows no field x"),
         (LINES[:1], "it holds no decision yet"),
         ([LINES[0], *LINES[2:]], "line 2 has no state: the lines before it were cut off"),

@@ -102,6 +102,7 @@ async def test_queue_full_is_503_for_new_requests_only(serve: Serve) -> None:
         assert [status for status, _ in await asyncio.gather(*held)] == [200, 200]
         metrics = await served.metrics()
         assert metrics['octavo:requests_refused_total{code="queue_full"}'] == 1
+        assert metrics["octavo:max_num_queued_reqs"] == 1
 
 
 async def test_queue_full_of_tokens(serve: Serve) -> None:

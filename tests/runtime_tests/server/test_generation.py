@@ -49,7 +49,7 @@ class Case:
         self.requests = [Request(f"r{number}", ids("hi"), params) for number in range(prompts)]
         self.client = Client(events)
         client: EngineClient = self.client  # type: ignore[assignment] # of the same shape
-        self.metrics = Metrics("tiny", client)
+        self.metrics = Metrics("tiny", client, max_num_queued_reqs=9)
         self.queue = Queue()
         self.recording = Recording(None)
         self.generation = Generation(

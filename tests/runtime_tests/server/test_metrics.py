@@ -38,6 +38,7 @@ CONTRACT = {
     "vllm:iteration_tokens_total": "histogram",
     "octavo:kv_cache_blocks": "gauge",
     "octavo:host_cache_usage_perc": "gauge",
+    "octavo:max_num_queued_reqs": "gauge",
     "octavo:engine_silent_seconds": "gauge",
     "octavo:engine_resident_memory_bytes": "gauge",
     "octavo:recomputed_tokens": "counter",
@@ -78,12 +79,13 @@ class Silent:
 
 
 def test_metrics_follow_the_scheduler() -> None:
-    metrics = Metrics("tiny", Silent(num_open=4))  # type: ignore[arg-type] # all that is asked
+    metrics = Metrics("tiny", Silent(num_open=4), max_num_queued_reqs=7)  # type: ignore[arg-type] # all that is asked
 
     def value(name: str) -> float | None:
         return metrics.registry.get_sample_value(name, {"model_name": "tiny"})
 
     assert value("vllm:num_requests_waiting") == 4
+    assert value("octavo:max_num_queued_reqs") == 7
     first = SchedulerStats(
         num_running=1, num_waiting=1, kv_cache_usage=0.5, num_running_requests=1, host_cache_usage=0.25, num_blocks=10, num_preemptions=2,
         num_recomputed_tokens=30, num_swapped_out=4, num_swapped_in=3, prefix_queries=50, prefix_hits=20,

@@ -21,9 +21,6 @@ SURE = 3.0
 DRAIN_SECONDS = (30.0, 120.0)
 """In which time a backlog shall be gone at least and at most; between the two, while a pod starts."""
 
-MOST_WAITING = 1024
-"""Requests that wait in a pod at most, unless its runtime is told otherwise: more are refused."""
-
 
 @dataclass(frozen=True, slots=True)
 class Growth:
@@ -100,17 +97,17 @@ def growth_of(usable: Iterable[Sequence[Sample]], seconds: float) -> Growth:
     return Growth(whole, queued, math.sqrt(variance))
 
 
-def backlog_of(settings: Settings, waiting: Collection[float], serving: int, growth: Growth, seconds: float) -> Backlog:
+def backlog_of(settings: Settings, newest: Collection[Sample], serving: int, growth: Growth, seconds: float) -> Backlog:
     """What waits now and when the next pod serves.
 
     Args:
         settings: what may wait.
-        waiting: requests, in each pod that answers.
+        newest: sample of each pod that answers.
         serving: pods, those that do not answer too.
         growth: of the queues. What chance explains is none.
         seconds: until the next pod serves.
     """
-    now = max(0.0, sum(waiting) - settings.target_queue * serving)
+    now = max(0.0, sum(one.waiting for one in newest) - settings.target_queue * serving)
     grown = growth.queued * seconds if growth.queued > SURE * growth.chance else 0.0
-    later = max(now, min(now + grown, float(MOST_WAITING * len(waiting))))
-    return Backlog(now, later, pods=sum(one > settings.target_queue for one in waiting))
+    later = max(now, min(now + grown, sum(one.queue_limit for one in newest)))
+    return Backlog(now, later, pods=sum(one.waiting > settings.target_queue for one in newest))

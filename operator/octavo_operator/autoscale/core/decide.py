@@ -9,6 +9,7 @@ What every decision keeps to (tests/operator_tests/autoscale holds it to that):
 - pods that start count as capacity from the moment they are asked for: waiting for them adds no more;
 - replicas go only when the highest need of the last `stabilization` seconds was lower, seen by this very state: who has
   just begun to decide does not know the past, and keeps what there is;
+- while the error budget is spent, no more go than the busiest late minute of a burst leaves over;
 - it depends on the arguments alone: the same inputs give the same decisions, bit for bit.
 
 Demand is counted in replicas' worth of work. A pod's load follows from what it runs (curve.py) or from its cache,
@@ -26,7 +27,8 @@ Where demand climbs it is followed to the time when a pod that is created now wi
 just begun has no past to follow: it may climb, too. A margin covers how much demand varies. What requests that come at
 random explain is over within seconds. By how much more one minute differs from the next is learnt from half an hour,
 and counts for more where a pod takes long to start, since what was too little stays too little for as long. A backlog
-needs no margin but replicas that work it off (backlog.py).
+needs no margin but replicas that work it off (backlog.py). A burst that had late requests and is over may come again:
+what it was worth is kept for an hour (budget.py).
 """
 
 import math
@@ -35,6 +37,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from octavo_operator.autoscale.core.backlog import SURE, Backlog, backlog_of, ends_of, growth_of
+from octavo_operator.autoscale.core.budget import SHARE, Budget, came
 from octavo_operator.autoscale.core.curve import ServiceCurve
 from octavo_operator.autoscale.core.rate import Rate, Work
 from octavo_operator.autoscale.core.trend import LEAST_POINTS, Point, Trend, fit, noise
@@ -98,6 +101,7 @@ class State:
         block: (begin, sum, count) of the demands of the present block.
         points: mean demand of the blocks of the last half hour.
         wanted: (time, replicas) of the last minutes, those left out that a later one exceeds.
+        budget: what was late of the last hour.
     """
 
     started: float
@@ -112,6 +116,7 @@ class State:
     block: tuple[float, float, int] = (0.0, 0.0, 0)
     points: tuple[Point, ...] = ()
     wanted: tuple[tuple[float, int], ...] = ()
+    budget: Budget = field(default_factory=Budget)
 
     @property
     def rate(self) -> float:
@@ -138,32 +143,33 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         The decision, and the state for the next one.
     """
     serving = [pod for pod in pods if pod.ready_at is not None and not pod.leaving]
-    seen_before = state.seen
+    before = state
     state = _remember(settings, state, serving, now)
     usable = [state.seen[pod.uid] for pod in serving if pod.uid in state.seen]
     silent = len(serving) - len(usable)
     bounded = min(max(desired, settings.min_replicas), settings.max_replicas)
     if not usable:
         verdict = _unless(Verdict.NO_METRICS, bounded, desired)
-        held = Decision(bounded, verdict, 0.0, 0.0, 0.0, 0.0, 0, silent, bounded, bounded, 0.0)
-        return held, replace(state, wanted=_highest(state.wanted, now, bounded, settings.stabilization))
+        unchanged = Decision(bounded, verdict, 0.0, 0.0, 0.0, 0.0, 0, silent, bounded, bounded, 0.0, 0.0)
+        return unchanged, replace(state, wanted=_highest(state.wanted, now, bounded, settings.stabilization))
 
     growth = growth_of(usable, GROWTH_SECONDS[0])
     loads = [_load(settings, state.curve, samples[-1]) for samples in usable]
     demand = max(0.0, sum(loads) + (growth.whole / state.rate if state.rate > 0 else 0.0))
-    if state.points and not state.seen.keys() <= seen_before.keys() and now >= state.settled_at + SETTLE_SECONDS:
+    if state.points and not state.seen.keys() <= before.seen.keys() and now >= state.settled_at + SETTLE_SECONDS:
         state = replace(state, settled_at=now + SETTLE_SECONDS)
     if now < state.settled_at:
         demand = state.demand
     state = _average(state, demand, now)
+    state = _spend(settings, state, before, now)
     points = _points(state, now)
     variance = _chance(state, points[-1][1])
     trend = fit(points, now, variance)
     spread, stray = min(trend.spread, math.sqrt(variance)), noise(state.points, _chance(state, 1.0))
     at_once = _at_once(state, usable, sum(loads), now) if state.rate > 0 else demand
     sure = max(at_once, trend.level - SURE * trend.error)
-    waiting = [samples[-1].waiting for samples in usable]
-    backlog = backlog_of(settings, waiting, len(serving), growth, _next(pods, state, now))
+    newest = [samples[-1] for samples in usable]
+    backlog = backlog_of(settings, newest, len(serving), growth, _next(pods, state, now))
     if backlog.now > 0:
         # A queue is no noise: what comes in now counts before a block is full, and what waits needs no margin.
         if at_once > trend.level:
@@ -179,7 +185,12 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
     needed = _replicas(max((expected + margin) / FULL, with_backlog))
     with_silent = _with_silent(settings, expected + margin, backlog, silent) if silent else needed
     wanted = _highest(state.wanted, now, with_silent, settings.stabilization)
-    kept = wanted[0][1]
+    late = state.budget.late(settings.after_late)
+    # A pod that does not answer may have had any number of late ones.
+    is_spent = late > (0.0 if silent else SHARE)
+    held = _replicas(state.budget.worth() / FULL) if is_spent else 0
+    kept = max(wanted[0][1], held)
+    is_held = held > wanted[0][1]
 
     result, verdict = bounded, Verdict.ENOUGH
     if needed > bounded:
@@ -189,8 +200,9 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         verdict = Verdict.DEMAND if level >= needed else Verdict.BACKLOG if backlog.now > 0 else Verdict.TREND
     elif kept < bounded and now - state.started >= settings.stabilization:
         result = max(kept, settings.min_replicas)
+        verdict = Verdict.LATE if is_held else Verdict.ENOUGH
     elif wanted[-1][1] < bounded:
-        verdict = Verdict.STABILIZING
+        verdict = Verdict.LATE if is_held else Verdict.STABILIZING
     if silent and result == bounded and verdict is not Verdict.STABILIZING:
         verdict = Verdict.SOME_METRICS
     decision = Decision(
@@ -205,6 +217,7 @@ def decide(settings: Settings, state: State, pods: Sequence[Pod], desired: int, 
         needed=needed,
         kept=kept,
         busiest=max(loads),
+        late=late,
     )
     return decision, replace(state, wanted=wanted)
 
@@ -277,6 +290,14 @@ def _work_of_full(settings: Settings, curve: ServiceCurve, seen: Iterable[Sequen
         if min(_load(settings, curve, first), _load(settings, curve, last)) >= FULL:
             work += _work(settings, curve, first, last)
     return work
+
+
+def _spend(settings: Settings, state: State, before: State, now: float) -> State:
+    """Takes what came since the last time into the budget."""
+    fresh = [one[-2:] for uid, one in state.seen.items() if len(one) > 1 and one is not before.seen.get(uid)]
+    seconds = min(now - before.decided, USABLE_SECONDS)
+    window = settings.after_late
+    return replace(state, budget=state.budget.see(now, seconds, state.demand, came(fresh, state.rate), window))
 
 
 def _average(state: State, demand: float, now: float) -> State:

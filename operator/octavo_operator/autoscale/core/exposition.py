@@ -5,6 +5,7 @@ every few seconds. What makes no sense is refused whole: a zero that was made up
 """
 
 import math
+from dataclasses import replace
 
 from octavo_operator.autoscale.core.values import Sample
 from octavo_operator.errors import OperatorError
@@ -24,7 +25,10 @@ FIELDS = {
 OPTIONAL = ("vllm:request_success_total", "octavo:requests_refused_total")
 """Counters with labels are not there before their first event."""
 
-NAMES = (*FIELDS, *USAGE)
+LIMIT = "octavo:max_num_queued_reqs"
+"""Older runtimes do not tell it."""
+
+NAMES = (*FIELDS, *USAGE, LIMIT)
 
 ROUNDING = 1e-6
 
@@ -65,4 +69,5 @@ def read_sample(text: str, time: float) -> Sample:
         raise SampleRefused(f"no {', '.join([*missing, *([] if usage is not None else [USAGE[0]])])} in the answer")
     if usage > 1 + ROUNDING:
         raise SampleRefused(f"{USAGE[0]} is {usage}: it must be a share from 0 to 1, not a percentage")
-    return Sample(time, cache_usage=min(usage, 1.0), **{field: sums.get(name, 0.0) for name, field in FIELDS.items()})
+    sample = Sample(time, cache_usage=min(usage, 1.0), **{field: sums.get(name, 0.0) for name, field in FIELDS.items()})
+    return replace(sample, queue_limit=sums[LIMIT]) if LIMIT in sums else sample

@@ -19,7 +19,7 @@ from octavo_operator.errors import OperatorError
 
 __all__ = ["VERSION", "Heading", "RecordingInvalid", "Round", "line_of", "read_recording"]
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of the format. A field more, or another meaning, is another version."""
 
 EXACT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants")
@@ -44,7 +44,7 @@ class Heading:
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = EXACT
-    version: Literal[2]
+    version: Literal[3]
     namespace: str
     name: str
     operator: str

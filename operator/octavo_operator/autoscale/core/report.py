@@ -104,6 +104,10 @@ def because(decision: Decision) -> str:
             return "it was outside minReplicas and maxReplicas"
         case Verdict.STABILIZING:
             return f"{demand} come in; {decision.needed} would be enough, if that lasts"
+        case Verdict.LATE:
+            return (
+                f"{demand} come in; {decision.kept} replicas stay, since {decision.late:.1%} of the requests were late"
+            )
         case Verdict.SOME_METRICS:
             return f"{demand} come in as far as is known: {decision.silent} ready pods do not answer"
         case Verdict.NO_METRICS:

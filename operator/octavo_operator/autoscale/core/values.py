@@ -16,6 +16,7 @@ class Settings:
         target_cache: share of the KV cache that a replica should use at most, 0 to 1.
         target_queue: requests that may wait per replica.
         stabilization: seconds that demand must have been lower before a replica goes.
+        after_late: seconds for which replicas stay that too many late requests asked for; 0: not at all.
         slots: sequences that a replica runs at once at most.
         startup: seconds from a pod's creation until it serves, as long as none was seen.
     """
@@ -25,6 +26,7 @@ class Settings:
     target_cache: float = 0.8
     target_queue: float = 5.0
     stabilization: float = 300.0
+    after_late: float = 3600.0
     slots: int = 64
     startup: float = 120.0
 
@@ -41,6 +43,7 @@ class Sample:
         finished: requests that have ended.
         generated: tokens that were generated.
         refused: requests that found a full queue.
+        queue_limit: requests that may wait; more are refused. What a runtime has that does not tell.
     """
 
     time: float
@@ -50,6 +53,7 @@ class Sample:
     finished: float
     generated: float
     refused: float
+    queue_limit: float = 1024.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Verdict(StrEnum):
     TREND = "Trend"
     ENOUGH = "Enough"
     STABILIZING = "Stabilizing"
+    LATE = "Late"
     OUT_OF_BOUNDS = "OutOfBounds"
     NO_METRICS = "NoMetrics"
     SOME_METRICS = "SomeMetrics"
@@ -98,8 +103,9 @@ class Decision:
         answered: pods with a usable sample.
         silent: ready pods without one.
         needed: replicas that this moment asks for.
-        kept: replicas that the last minutes asked for.
+        kept: replicas that the last minutes asked for, or that stay since too many requests were late.
         busiest: the highest load of a pod: 1 is full.
+        late: share of the requests of the last hour, or what the settings have instead of it, that were late.
     """
 
     replicas: int
@@ -113,3 +119,4 @@ class Decision:
     needed: int
     kept: int
     busiest: float
+    late: float
