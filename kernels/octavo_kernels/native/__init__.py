@@ -122,6 +122,7 @@ class Context:
 
     Attributes:
         library: The library.
+        threads: As given.
         isa: Its instruction set.
         quads: Whether it takes int8 weights in quads.
         handle: What the library's functions take first.
@@ -132,6 +133,7 @@ class Context:
 
     def __init__(self, threads: int, isa: str | None = None) -> None:
         self.library = library()
+        self.threads = threads
         names = isas()
         self.isa = isa or names[0]
         if self.isa not in names:

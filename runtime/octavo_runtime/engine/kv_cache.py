@@ -5,16 +5,18 @@
 
 A row is head_dim numbers; in int8 and fp8 it has its scale with it (octavo_kernels.paged_attention.rows).
 
-Nothing is initialised: a slot is read only after it was written. So memory of a CPU is mapped when a request first
-needs it, an idle engine does not hold it, and a pool that may grow reserves addresses, not memory. It comes in pages of
-2 MiB where the kernel has them: a decode reads its blocks, which lie anywhere, once in each layer.
+Nothing is initialised: a slot is read only after it was written. So a pool that may grow reserves addresses, not memory.
+What an engine starts with is taken before it is ready (ADR 51), else requests wait for pages. These are of 2 MiB where
+the kernel has them: a decode reads its blocks, which lie anywhere, once in each layer.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +31,9 @@ from octavo_runtime.loading.spec import DecoderSpec
 __all__ = ["KVPool", "independent_runs", "make_copies", "pool_shape"]
 
 _Tier = TypeVar("_Tier")
+
+_libc = ctypes.CDLL(None)
+_MADV_POPULATE_WRITE = 23  # of Linux; Python has no name for it
 
 
 class KVPool:
@@ -86,11 +91,29 @@ class KVPool:
         if grown:
             self._prefer_huge_pages()
 
+    def map(self, threads: int) -> None:
+        """Takes the memory of all blocks that there are, on so many threads, so that no request waits for pages.
+
+        Where the kernel does not know how (Linux before 5.14), pages come when they are first written.
+        """
+        base = self.device.ctypes.data
+
+        def take(stretch: tuple[int, int]) -> None:
+            start = stretch[0] // mmap.PAGESIZE * mmap.PAGESIZE
+            _libc.madvise(ctypes.c_void_p(base + start), ctypes.c_size_t(stretch[1] - start), _MADV_POPULATE_WRITE)
+
+        with ThreadPoolExecutor(threads) as pool:  # ctypes lets go of the interpreter meanwhile, mmap's madvise does not
+            list(pool.map(take, self._stretches()))
+
     def _prefer_huge_pages(self) -> None:
-        """For the blocks that there are: what the pool may grow by stays out of them."""
+        for start, end in self._stretches():
+            prefer_huge_pages(self._memory, start, end)
+
+    def _stretches(self) -> Iterator[tuple[int, int]]:
+        """Where the blocks that there are lie, in bytes: what the pool may grow by is left out."""
         row, block = self.device[0, 0].nbytes, self.device[0, 0, 0].nbytes
         for start in range(0, self.device.nbytes, row):
-            prefer_huge_pages(self._memory, start, start + self._num_blocks * block)
+            yield start, start + self._num_blocks * block
 
 
 def pool_shape(spec: DecoderSpec, num_blocks: int, block_size: int, row: int) -> tuple[int, ...]:

@@ -106,6 +106,7 @@ def load_native(model: ModelFiles, context: Context, progress: Progress) -> Nati
             quantization=config.quantization,
         )
     require_room_for_kv(memory, config.swap_space, available_memory())
+    pool.map(context.threads)
     keep_freed_memory()
     held = held_bytes(model.weights, dtype, config.quantization, packed=False)
     return NativeExecutor(context, decoder, pool, model.info(size, held, _kernels(context, config.quantization)))

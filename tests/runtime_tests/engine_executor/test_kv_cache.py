@@ -63,6 +63,15 @@ def test_pool_takes_no_memory_before_it_is_used() -> None:
     assert resident(large.device) == 1 << 20
 
 
+def test_map_takes_the_blocks_that_there_are() -> None:
+    blocks = pool(num_blocks=1024, max_num_blocks=4096, num_host_blocks=64)
+    blocks.map(2)
+    assert resident(blocks.device) == 6 * 1024 * 2048
+    assert resident(blocks.host) == 0
+    blocks.resize(8)
+    assert resident(blocks.device) == 6 * 8 * 2048
+
+
 def test_resize_gives_memory_back_and_keeps_what_stays() -> None:
     blocks = pool(num_blocks=1024, max_num_blocks=2048)
     blocks.device[:, :, :1024] = np.arange(1024.0).reshape(-1, 1, 1, 1)
