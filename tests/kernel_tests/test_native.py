@@ -259,15 +259,32 @@ def test_paged_attention_bfloat16_is_as_exact_as_float32(native: Operations, que
     assert error <= allowed * 2  # sums one after the other lose more than torch's
 
 
+@pytest.mark.parametrize("queries", [1, 40, 100])
+def test_paged_attention_rounded(native: Operations, queries: int) -> None:
+    # Only AMX rounds, to the eight bits that keys and values have: an error of 2^-9 in each query and weight.
+    keys, values, tables = paged_pool(
+        [1000],
+        block_size=16,
+        kv_heads=2,
+        head_dim=64,
+        dtype=torch.bfloat16,
+        generator=torch.Generator().manual_seed(0),
+    )
+    batch, q, pool = PagedBatch(16, (queries,), (1000,), tables), random(queries, 6, 64), pool_order(keys, values)
+    truth = paged_attention.paged_attention(q, keys, values, batch, 0.125)
+    assert_close(native.paged_attention(q, *pool, batch, 0.125, rounded=True), truth, 4e-3)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("place", [40, 41, 49])
-def test_paged_attention_bfloat16_not_finite(native: Operations, place: int) -> None:
+def test_paged_attention_bfloat16_not_finite(native: Operations, place: int, rounded: bool) -> None:
     # A token whose keys are no numbers shows in those that see it, and in no other.
     keys, values, tables = paged_pool(
         [50], block_size=8, kv_heads=1, head_dim=16, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0)
     )
     keys[tables[0][place // 8], place % 8] = torch.nan
     finite = native.paged_attention(
-        random(20, 4, 16), *pool_order(keys, values), PagedBatch(8, (20,), (50,), tables), 0.25
+        random(20, 4, 16), *pool_order(keys, values), PagedBatch(8, (20,), (50,), tables), 0.25, rounded=rounded
     )
     assert finite.isfinite().all(dim=(1, 2)).tolist() == [position < place for position in range(30, 50)]
 
@@ -283,18 +300,22 @@ def test_paged_attention_int8_not_finite(native: Operations) -> None:
     assert finite.all(dim=(1, 2)).tolist() == [True] * 11 + [False] * 9
 
 
-@pytest.mark.parametrize("dtype", KV_TYPES, ids=str)
-def test_paged_attention_token_is_the_same_in_any_chunk(native: Operations, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "rounded"), [*((dtype, False) for dtype in KV_TYPES), (torch.bfloat16, True)], ids=str
+)
+def test_paged_attention_token_is_the_same_in_any_chunk(native: Operations, dtype: torch.dtype, rounded: bool) -> None:
     # Forms differ with the number of queries, contexts go in pieces of 512 tokens, and the third begins under way.
     keys, values, tables = paged_pool(
         [1050], block_size=16, kv_heads=2, head_dim=24, dtype=dtype, generator=torch.Generator().manual_seed(0)
     )
     pool, q = pool_order(keys, values), random(40, 6, 24)
-    together = native.paged_attention(q, *pool, PagedBatch(16, (40,), (1050,), tables), 0.2)
+    together = native.paged_attention(q, *pool, PagedBatch(16, (40,), (1050,), tables), 0.2, rounded=rounded)
     for row in (0, 12, 13, 14, 39):
-        alone = native.paged_attention(q[row : row + 1], *pool, PagedBatch(16, (1,), (1011 + row,), tables), 0.2)
+        alone = native.paged_attention(
+            q[row : row + 1], *pool, PagedBatch(16, (1,), (1011 + row,), tables), 0.2, rounded=rounded
+        )
         assert torch.equal(alone, together[row : row + 1])
-    few = native.paged_attention(q[12:15], *pool, PagedBatch(16, (3,), (1025,), tables), 0.2)
+    few = native.paged_attention(q[12:15], *pool, PagedBatch(16, (3,), (1025,), tables), 0.2, rounded=rounded)
     assert torch.equal(few, together[12:15])
 
 

@@ -12,7 +12,7 @@ from octavo_kernels.linear.packing import PackedLinear
 from octavo_kernels.native import Context, abi
 from octavo_kernels.native.arrays import Array, dtype_name
 from octavo_kernels.paged_attention.batch import PagedBatch
-from octavo_kernels.paged_attention.native import NativeBatch, attention_struct
+from octavo_kernels.paged_attention.native import LOG2_E, NativeBatch, attention_struct
 from octavo_kernels.paged_attention.rows import head_dim_of
 
 __all__ = ["DecoderStep", "LayerWeights", "unsupported"]
@@ -82,6 +82,7 @@ class DecoderStep:
             own (paged_attention/native.h).
         num_heads: Query heads.
         eps: Of all norms.
+        rounded: Whether attention may round its queries and weights to bfloat16 where the cache is in it (ADR 50).
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class DecoderStep:
         kv_cache: Array,
         num_heads: int,
         eps: float,
+        rounded: bool = False,
     ) -> None:
         rows = embedding.panels if isinstance(embedding, PackedLinear) else embedding
         if isinstance(embedding, np.ndarray):
@@ -112,7 +114,9 @@ class DecoderStep:
             hidden=norm.shape[0],
             intermediate=layers[0].down.columns,
             layer_count=len(layers),
-            attention=attention_struct(kv_cache[0, 0], num_heads, head_dim_of(kv_cache) ** -0.5),
+            attention=attention_struct(
+                kv_cache[0, 0], num_heads, head_dim_of(kv_cache) ** -0.5 * LOG2_E, rounded=rounded
+            ),
             eps=eps,
             layers=structs,
             norm=norm.ctypes.data,

@@ -39,8 +39,9 @@ struct Layer {
 
 struct Attention {
   int64_t heads, kv_heads, head_dim, block_size;
-  int64_t type;  // of the KV cache
-  float scale;
+  int64_t type;     // of the KV cache
+  int64_t rounded;  // whether queries and weights are rounded to bfloat16 where they meet a cache in it on AMX
+  float scale;      // of queries, log2(e) included: weights are powers of two
 };
 
 struct Model {

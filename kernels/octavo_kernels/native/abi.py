@@ -58,6 +58,7 @@ class Attention(ctypes.Structure):
         ("head_dim", c_int64),
         ("block_size", c_int64),
         ("type", c_int64),
+        ("rounded", c_int64),
         ("scale", c_float),
     )
 

@@ -40,7 +40,7 @@ _FLAGS = (
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
 _VNNI = (*_AVX512, "-mavx512vnni")
-_AMX = (*_VNNI, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+_AMX = (*_VNNI, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-mavx512bf16")
 _ISAS = {"avx2": _AVX2, "avx512": _AVX512, "avx512vnni": _VNNI}
 
 

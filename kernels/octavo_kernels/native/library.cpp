@@ -36,11 +36,13 @@ struct Isa {
   bool runs;
 };
 
-// Whether the processor has AMX with products of bfloat16 and int8.
+// Whether the processor has AMX with products of bfloat16 and int8, and vectors that are rounded to bfloat16, as all that
+// have AMX do.
 bool processor_has_amx() {
   unsigned a, b, c, d;
   constexpr unsigned wanted = 1 << 22 | 1 << 24 | 1 << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & wanted) == wanted;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted) return false;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 5);  // AVX512-BF16
 }
 
 // Asks the system for its registers, for this process: it saves 8 KiB more for a thread that uses them. A kernel before

@@ -11,7 +11,7 @@ from octavo_kernels.linear.packing import PackedLinear, pack_groups, pack_linear
 from octavo_kernels.native import Context, abi
 from octavo_kernels.native.arrays import Array, from_tensor, to_tensor
 from octavo_kernels.paged_attention.batch import PagedBatch
-from octavo_kernels.paged_attention.native import NativeBatch, attention_struct
+from octavo_kernels.paged_attention.native import LOG2_E, NativeBatch, attention_struct
 from octavo_kernels.paged_attention.rows import head_dim_of
 from octavo_kernels.sampling.native import NativeSampling
 
@@ -151,13 +151,20 @@ class Operations:
         return qkv[:, :q_heads]
 
     def paged_attention(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: PagedBatch, scale: float
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: PagedBatch,
+        scale: float,
+        *,
+        rounded: bool = False,
     ) -> torch.Tensor:
-        """As the reference, with caches in `pool_order`."""
+        """As the reference, with caches in `pool_order`; rounded: queries and weights may be, to bfloat16."""
         rows = np.arange(q.shape[0])
         native = NativeBatch(batch, token_ids=rows, positions=rows, slots=rows, wanted_rows=rows)
-        shape = attention_struct(from_tensor(k_cache), q.shape[1], 1.0)
-        scaled, out = q * scale, torch.full_like(q, torch.nan)
+        shape = attention_struct(from_tensor(k_cache), q.shape[1], 1.0, rounded=rounded)
+        scaled, out = q * (scale * LOG2_E), torch.full_like(q, torch.nan)
         structs = [ctypes.byref(struct) for struct in (shape, native.struct)]
         pointers = [tensor.data_ptr() for tensor in (scaled, k_cache, v_cache, out)]
         assert self._library.octavo_paged_attention(self._handle, *structs, *pointers)

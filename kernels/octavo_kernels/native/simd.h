@@ -179,5 +179,30 @@ OCTAVO_INLINE Vec<L> exponential(Vec<L> x) {
   return p * (Vec<L>)exponent;
 }
 
+// 2^x for x <= 0, to within two units of the last place; 0 far below, from minus infinity on; NaN stays NaN.
+//
+// x = n + r with 0 <= r < 1, and 2^r is a polynomial, of the least error with 1 at 0.
+OCTAVO_INLINE Vec<kLanes> power_of_two(Vec<kLanes> x) {
+#ifdef __AVX512F__
+  const Vec<kLanes> r = (Vec<kLanes>)_mm512_maskz_reduce_ps(0xffff, (__m512)x, _MM_FROUND_TO_NEG_INF);
+#else
+  const Vec<kLanes> n = (Vec<kLanes>)_mm256_floor_ps((__m256)x), r = x - n;
+#endif
+  Vec<kLanes> p = splat<kLanes>(2.179465846e-4f);
+  p = p * r + 1.241492390e-3f;
+  p = p * r + 9.681169368e-3f;
+  p = p * r + 5.548248637e-2f;
+  p = p * r + 2.402298985e-1f;
+  p = p * r + 6.931470039e-1f;
+  p = p * r + 1.0f;
+#ifdef __AVX512F__
+  return (Vec<kLanes>)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)x);  // which takes n of x
+#else
+  const Types<kLanes>::Int exponent = (Types<kLanes>::Int)_mm256_cvtps_epi32((__m256)n) + 127;
+  p *= (Vec<kLanes>)(exponent << 23);
+  return x < -126.0f ? Vec<kLanes>{} : p;
+#endif
+}
+
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

@@ -16,7 +16,8 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-constexpr int64_t kQueriesOfItem = 48;
+constexpr int64_t kQueriesOfItem = 48;   // at most, in wide.h
+constexpr int64_t kQueriesOfTiles = 96;  // in tiles.h
 constexpr int64_t kAskedAhead = 64;  // tokens
 constexpr int64_t kPiece = 512;  // tokens: a multiple of every block size, and of every tile
 // An odd number of cache lines: else all rows of a tile would lie in the same few sets of the first cache.
@@ -58,12 +59,12 @@ struct Item {
   const T* values;  // likewise
   const int32_t* blocks;
   int64_t queries;
-  const float* q[kQueriesOfItem];  // [head_dim] each, rotated and scaled
-  float* out[kQueriesOfItem];
-  int64_t visible[kQueriesOfItem];  // tokens of the context
+  const float* q[kQueriesOfTiles];  // [head_dim] each, rotated and scaled
+  float* out[kQueriesOfTiles];
+  int64_t visible[kQueriesOfTiles];  // tokens of the context
 
   int64_t begin, end;                // the piece at hand, as far as the last query sees it
-  float* scores;                     // [queries, kScoresStride]
+  float* scores;                     // [queries, kScoresStride]; in tiles.h of 16 at a time
   float* shares;                     // [queries, share_numbers]
   float *key_scales, *value_scales;  // [kPiece] each, 0 behind the end; of eight bits alone
 
@@ -136,47 +137,36 @@ inline float total(Vec<8> x) {
 }
 #endif
 
-// Scores become weights, zero from `seen`, at least 1, to `count`, and are handed to put(first, vector of weights). Their
-// sum and the largest score go to the share.
-template <class Put>
-inline void weights(float* scores, int64_t seen, int64_t count, float* most_and_total, const Put& put) {
-  const int64_t end = divided_up(seen, kLanes) * kLanes;
-  for (int64_t i = seen; i < end; i++) scores[i] = -INFINITY;
-  Vec<kLanes> most = splat<kLanes>(-INFINITY);
-  for (int64_t i = 0; i < end; i += kLanes) {
-    const Vec<kLanes> x = load<kLanes>(scores + i);
-    most = x > most ? x : most;
-  }
-  const float maximum = largest(most);
-  Vec<kLanes> totals{};
-  for (int64_t i = 0; i < end; i += kLanes) {
-    const Vec<kLanes> x = load<kLanes>(scores + i);
-    const Vec<kLanes> weight = exponential<kLanes>(x - maximum);
-    const Vec<kLanes> there = x == -INFINITY ? Vec<kLanes>{} : weight;
-    totals += there;
-    put(i, there);
-  }
-  for (int64_t i = end; i < count; i += kLanes) put(i, Vec<kLanes>{});
-  most_and_total[0] = maximum;
-  most_and_total[1] = total(totals);
-}
+// What is taken from scores, so that the largest weight is one. Where all are minus infinity, so that all are zero.
+inline float base_of(float maximum) { return maximum == -INFINITY ? 0 : maximum; }
 
-// Weights take the place of scores, each multiplied by its token's scale where there are scales.
+// Weights take the place of scores, zero where a query sees nothing, each multiplied by its token's scale where there are
+// scales. Their sum before that and the largest score go to the share.
 template <class T>
 inline void softmax(const Item<T>& item) {
+  const int64_t dim = item.s.head_dim, count = item.end - item.begin;
   for (int64_t query = 0; query < item.queries; query++) {
     float* scores = item.scores + query * kScoresStride;
-    if (item.seen(query) <= 0) {
-      memset(scores, 0, (item.end - item.begin) * sizeof(float));
-      continue;
+    const int64_t seen = item.seen(query), end = divided_up(larger(seen, 0), kLanes) * kLanes;
+    if (end < count) memset(scores + end, 0, (count - end) * sizeof(float));
+    if (seen <= 0) continue;
+    for (int64_t i = seen; i < end; i++) scores[i] = -INFINITY;
+    Vec<kLanes> most = splat<kLanes>(-INFINITY);
+    for (int64_t i = 0; i < end; i += kLanes) {
+      const Vec<kLanes> x = load<kLanes>(scores + i);
+      most = x > most ? x : most;
     }
-    weights(scores, item.seen(query), item.end - item.begin, item.share(query) + item.s.head_dim,
-            [&](int64_t first, Vec<kLanes> weight) {
-              // What nobody sees has any scale.
-              if constexpr (is_scaled<T>)
-                weight = weight == 0 ? weight : weight * load<kLanes>(item.value_scales + first);
-              store<kLanes>(scores + first, weight);
-            });
+    const float maximum = largest(most), base = base_of(maximum);
+    Vec<kLanes> totals{};
+    for (int64_t i = 0; i < end; i += kLanes) {
+      Vec<kLanes> weight = power_of_two(load<kLanes>(scores + i) - base);
+      totals += weight;
+      // What nobody sees has any scale.
+      if constexpr (is_scaled<T>) weight = weight == 0 ? weight : weight * load<kLanes>(item.value_scales + i);
+      store<kLanes>(scores + i, weight);
+    }
+    item.share(query)[dim] = maximum;
+    item.share(query)[dim + 1] = total(totals);
   }
 }
 
@@ -184,15 +174,16 @@ inline void softmax(const Item<T>& item) {
 // others, each could round another of its products.
 __attribute__((noinline)) inline void merge(float* __restrict to, const float* __restrict from, int64_t dim) {
   const float most = from[dim] > to[dim] ? from[dim] : to[dim];
-  const Vec<kLanes> kept = exponential<kLanes>(splat<kLanes>(to[dim] - most));
-  const Vec<kLanes> added = exponential<kLanes>(splat<kLanes>(from[dim] - most));
+  const Vec<kLanes> kept = power_of_two(splat<kLanes>(to[dim] - most));
+  const Vec<kLanes> added = power_of_two(splat<kLanes>(from[dim] - most));
   for (int64_t i = 0; i < dim; i++) to[i] = to[i] * kept[0] + from[i] * added[0];
   to[dim] = most;
   to[dim + 1] = to[dim + 1] * kept[0] + from[dim + 1] * added[0];
 }
 
 inline void finish(const float* share, float* out, int64_t dim) {
-  for (int64_t i = 0; i < dim; i++) out[i] = share[i] / share[dim + 1];
+  const float part = 1 / share[dim + 1];
+  for (int64_t i = 0; i < dim; i++) out[i] = share[i] * part;
 }
 
 }  // namespace OCTAVO_ISA

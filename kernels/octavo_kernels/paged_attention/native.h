@@ -26,9 +26,9 @@
 //     token    0        0        0        1        1
 //     sees     context before + 1         context before + 2
 //
-// An item is up to 48 of them and a piece of the context (item.h): a decode's few, for which the cache is read where it
-// lies, or a part of a chunk (wide.h), which goes through all pieces of its context. A decode's pieces are items of their
-// own, so that several threads can share one long context; another region puts them together.
+// An item is up to 48 of them, or 96 in tiles.h, and a piece of the context (item.h): a decode's few, for which the cache is
+// read where it lies, or a part of a chunk (wide.h), which goes through all pieces of its context. A decode's pieces are
+// items of their own, so that several threads can share one long context; another region puts them together.
 #pragma once
 
 #include "../native/rows.h"
@@ -116,8 +116,12 @@ struct ItemRoom {
   float *scores, *scales, *shares, *later, *of_form;
 };
 
+inline int64_t queries_of_item(const Attention& s) {
+  return has_tiles<BFloat16> && s.type == kBFloat16 ? kQueriesOfTiles : kQueriesOfItem;
+}
+
 inline int64_t attention_scratch(const Attention& s) {
-  const int64_t shares = 2 * kQueriesOfItem * share_numbers(s);
+  const int64_t shares = 2 * queries_of_item(s) * share_numbers(s);
   const int64_t of_form = larger(wide_numbers(s), tile_numbers(s));
   return (kQueriesOfItem * kScoresStride + 2 * kPiece + shares + of_form) * (int64_t)sizeof(float);
 }
@@ -127,8 +131,8 @@ inline ItemRoom item_room(const Attention& s, Threads& threads, int thread) {
   room.scores = threads.scratch(thread);
   room.scales = room.scores + kQueriesOfItem * kScoresStride;
   room.shares = room.scales + 2 * kPiece;
-  room.later = room.shares + kQueriesOfItem * share_numbers(s);
-  room.of_form = room.later + kQueriesOfItem * share_numbers(s);
+  room.later = room.shares + queries_of_item(s) * share_numbers(s);
+  room.of_form = room.later + queries_of_item(s) * share_numbers(s);
   return room;
 }
 
@@ -141,7 +145,7 @@ struct Cut {
   Cut(const Attention& s, const Batch& b, int64_t sequence)
       : group(s.heads / s.kv_heads),
         queries(b.query_lens[sequence] * group),
-        parts(divided_up(queries, kQueriesOfItem)),
+        parts(divided_up(queries, queries_of_item(s))),
         pieces(queries < kWidenFromQueries ? divided_up(b.context_lens[sequence], kPiece) : 1) {}
 
   int64_t shares(const Attention& s) const { return pieces > 1 ? s.kv_heads * pieces * queries : 0; }
@@ -236,12 +240,12 @@ inline void attention_typed(Threads& threads, const Attention& s, const Batch& b
     const int64_t local = number - room.first_items[sequence], of_head = cut.parts * cut.pieces;
     const int64_t head = local / of_head, piece = local % cut.pieces;
     // The end of a chunk sees the most, so it comes first: nobody waits for it in the end.
-    const int64_t first = (cut.parts - 1 - local % of_head / cut.pieces) * kQueriesOfItem;
+    const int64_t most = queries_of_item(s), first = (cut.parts - 1 - local % of_head / cut.pieces) * most;
     Item<T> item = {s,
                     keys + head * head_numbers<T>(s),
                     values + head * head_numbers<T>(s),
                     b.blocks + b.table_starts[sequence],
-                    smaller(kQueriesOfItem, cut.queries - first)};
+                    smaller(most, cut.queries - first)};
     for (int64_t i = 0; i < item.queries; i++) {
       const int64_t token = (first + i) / cut.group, query_head = head * cut.group + (first + i) % cut.group;
       item.q[i] = q + (row + token) * q_stride + query_head * s.head_dim;

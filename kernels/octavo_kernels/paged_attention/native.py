@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from octavo_kernels.native import abi
@@ -9,7 +11,7 @@ from octavo_kernels.native.arrays import Array, dtype_name
 from octavo_kernels.paged_attention.batch import PagedBatch
 from octavo_kernels.paged_attention.rows import head_dim_of
 
-__all__ = ["NativeBatch", "attention_struct"]
+__all__ = ["LOG2_E", "NativeBatch", "attention_struct"]
 
 
 class NativeBatch:
@@ -60,8 +62,19 @@ class NativeBatch:
         )
 
 
-def attention_struct(kv: Array, heads: int, scale: float) -> abi.Attention:
-    """The shape of attention over a pool of [blocks, block size, kv heads, row] (paged_attention/rows.py)."""
+LOG2_E = math.log2(math.e)
+"""What turns e^x into a power of two."""
+
+
+def attention_struct(kv: Array, heads: int, scale: float, *, rounded: bool = False) -> abi.Attention:
+    """The shape of attention over a pool of [blocks, block size, kv heads, row] (paged_attention/rows.py).
+
+    Args:
+        kv: The pool of keys, or of values.
+        heads: Query heads.
+        scale: Of queries, `LOG2_E` included.
+        rounded: Whether queries and weights may be rounded to bfloat16 where keys and values are (ADR 50).
+    """
     _, block_size, kv_heads, _ = kv.shape
     return abi.Attention(
         heads=heads,
@@ -69,5 +82,6 @@ def attention_struct(kv: Array, heads: int, scale: float) -> abi.Attention:
         head_dim=head_dim_of(kv),
         block_size=block_size,
         type=abi.TYPES[dtype_name(kv.dtype)],
+        rounded=rounded,
         scale=scale,
     )

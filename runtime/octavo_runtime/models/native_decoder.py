@@ -95,7 +95,8 @@ class NativeDecoder:
         vocab_size: Logits are computed for the ids below; rows of the embedding above are padding.
         max_model_len: Positions that can occur.
         quantization: w8a16: linear layers and head take eight bits for a weight, the head with a scale for each 32
-            inputs; w8a8: for activations of the layers, too. Weights that are stored in groups stay so in any case.
+            inputs; w8a8: for activations of the layers, too. Weights that are stored in groups stay so in any case. But for
+            none, attention may round to bfloat16 over a cache in it.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class NativeDecoder:
             kv_cache=kv_cache,
             num_heads=spec.num_heads,
             eps=spec.rms_norm_eps,
+            rounded=quantization != "none",
         )
 
     def forward(
