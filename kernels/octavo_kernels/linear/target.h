@@ -11,7 +11,7 @@ namespace OCTAVO_ISA {
 constexpr int kPanel = 16;
 constexpr int kVectorsOfPanel = kPanel / kLanes;
 constexpr int64_t kWidePanels = 4;   // of one item
-constexpr int64_t kRowsOfItem = 240;  // they stay in the second cache while the panels pass, and are a multiple of six
+constexpr int64_t kRowsOfItem = 288;  // they stay in the second cache while the panels pass; a multiple of 6 and of 16
 
 // Where a product goes: rows, each `stride` behind the last, that are replaced or added to.
 struct Target {
@@ -43,9 +43,10 @@ OCTAVO_INLINE void finish(const Linear& l, int64_t column, Vec<kLanes> sums, flo
 template <class Body>
 inline void linear_items(Threads& threads, int64_t out, int64_t rows, int64_t together, const Body& body) {
   const int64_t panels = divided_up(out, kPanel);
-  // Few items of one row would leave a thread without one while the last is under way.
-  const int64_t wide = panels >= 8 * kWidePanels * threads.count() || rows > kMostRows ? kWidePanels : kWidePanels / 2;
-  const int64_t groups = divided_up(panels, wide), parts = divided_up(rows, together);
+  // Few items would leave a thread without one while the last is under way.
+  const int64_t parts = divided_up(rows, together);
+  const int64_t wide = panels * parts >= 8 * kWidePanels * threads.count() ? kWidePanels : kWidePanels / 2;
+  const int64_t groups = divided_up(panels, wide);
   threads.run(groups * parts, [&](int64_t item, int thread) {
     const int64_t first = item % groups * wide, row = item / groups * together;
     body(first, smaller(wide, panels - first), row, smaller(together, rows - row), thread);

@@ -102,7 +102,8 @@ class KVPool:
             start = stretch[0] // mmap.PAGESIZE * mmap.PAGESIZE
             _libc.madvise(ctypes.c_void_p(base + start), ctypes.c_size_t(stretch[1] - start), _MADV_POPULATE_WRITE)
 
-        with ThreadPoolExecutor(threads) as pool:  # ctypes lets go of the interpreter meanwhile, mmap's madvise does not
+        # ctypes lets go of the interpreter meanwhile; mmap's own madvise does not.
+        with ThreadPoolExecutor(threads) as pool:
             list(pool.map(take, self._stretches()))
 
     def _prefer_huge_pages(self) -> None:
