@@ -237,17 +237,16 @@ def check_attention(
     assert_close(native.paged_attention(q, *pool_order(keys, values), batch, dim**-0.5), truth)
 
 
+def bfloat16_pool(kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, tuple[tuple[int, ...], ...]]:
+    """Of one context of 1,000 tokens, in blocks of 16 with heads of 64."""
+    generator = torch.Generator().manual_seed(0)
+    return paged_pool([1000], block_size=16, kv_heads=kv_heads, head_dim=64, dtype=torch.bfloat16, generator=generator)
+
+
 @pytest.mark.parametrize("queries", [1, 40])
 def test_paged_attention_bfloat16_is_as_exact_as_float32(native: Operations, queries: int) -> None:
     # Beside the same computation in float32 over the same cache, both against float64.
-    keys, values, tables = paged_pool(
-        [1000],
-        block_size=16,
-        kv_heads=1,
-        head_dim=64,
-        dtype=torch.bfloat16,
-        generator=torch.Generator().manual_seed(0),
-    )
+    keys, values, tables = bfloat16_pool(kv_heads=1)
     batch, q = PagedBatch(16, (queries,), (1000,), tables), random(queries, 4, 64)
     k, v = (cache[list(tables[0])].flatten(0, 1)[:1000, 0].double() for cache in (keys, values))
     hidden = torch.arange(1000) > torch.arange(1000 - queries, 1000)[:, None]
@@ -262,14 +261,7 @@ def test_paged_attention_bfloat16_is_as_exact_as_float32(native: Operations, que
 @pytest.mark.parametrize("queries", [1, 40, 100])
 def test_paged_attention_rounded(native: Operations, queries: int) -> None:
     # Only AMX rounds, to the eight bits that keys and values have: an error of 2^-9 in each query and weight.
-    keys, values, tables = paged_pool(
-        [1000],
-        block_size=16,
-        kv_heads=2,
-        head_dim=64,
-        dtype=torch.bfloat16,
-        generator=torch.Generator().manual_seed(0),
-    )
+    keys, values, tables = bfloat16_pool(kv_heads=2)
     batch, q, pool = PagedBatch(16, (queries,), (1000,), tables), random(queries, 6, 64), pool_order(keys, values)
     truth = paged_attention.paged_attention(q, keys, values, batch, 0.125)
     assert_close(native.paged_attention(q, *pool, batch, 0.125, rounded=True), truth, 4e-3)
