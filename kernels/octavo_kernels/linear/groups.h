@@ -33,6 +33,8 @@ constexpr int64_t kGroup = 32;  // inputs
 constexpr int kPairs = kGroup / 2;
 constexpr float kGroupSteps = 256 * 127;  // of two planes of signed bytes (group_tiles.h)
 constexpr int64_t kWidenGroupsFrom = 16;  // rows
+constexpr int kFewGroupRows = 3;          // of a tile below
+constexpr int kAskedOfGroup = 4;          // how often a tile asks, in each group, for what comes
 
 using Whole = typename Types<kLanes>::Int;
 typedef uint16_t UnsignedPairs __attribute__((vector_size(4 * kLanes)));
@@ -168,17 +170,21 @@ struct GroupsTile {
   int64_t column;
   const RoundedRows& x;
   Target y;
+  Coming& coming;  // the next item's panels
 
   template <int M>
   OCTAVO_INLINE void run(int64_t row) const {
     const int64_t groups = l.in / kGroup;
     const int16_t* values = x.values + row * l.in;
     Vec<kLanes> totals[M][V] = {};
+    Coming asked = coming;  // in registers
     for (int64_t g = 0; g < groups; g++) {
       const uint8_t* group[V];
       Whole sums[M][V] = {};
       for (int v = 0; v < V; v++) group[v] = panels + (v / kVectorsOfPanel * groups + g) * Bits::kBytes;
-      for (int block = 0; block < kPairs / Bits::kPairsAtOnce; block++) {
+      constexpr int blocks = kPairs / Bits::kPairsAtOnce;
+      for (int block = 0; block < blocks; block++) {
+        if (block % (blocks / kAskedOfGroup) == 0) asked.ask();
         typename Bits::Packed packed[V];
         for (int v = 0; v < V; v++) packed[v] = load_pairs_of<Bits>(group[v], block, output(v));
         for (int n = 0; n < Bits::kPairsAtOnce; n++) {
@@ -200,6 +206,7 @@ struct GroupsTile {
         }
       }
     }
+    coming = asked;
     for (int m = 0; m < M; m++)
       for (int v = 0; v < V; v++)
         finish(l, column + v * kLanes, totals[m][v] * x.steps[row + m], y.rows + (row + m) * y.stride, y.add);
@@ -211,18 +218,19 @@ struct GroupsTile {
 // `count` panels, of which the first is that of `column`, and rows from `row` to `end`, in tiles of so many rows.
 template <class Bits, int... Rows>
 inline void groups_panels(const Linear& l, const uint8_t* panels, int64_t count, int64_t column, const RoundedRows& x,
-                          const Target& y, int64_t row, int64_t end) {
+                          const Target& y, int64_t row, int64_t end, Coming& coming) {
   constexpr int together = kTileVectors / kVectorsOfPanel;  // panels of the widest tile
   const int64_t panel = l.in / kGroup * Bits::kBytes;
   int64_t done = 0;
   for (; done + together <= count; done += together)
-    in_tiles<Rows...>(end, GroupsTile<Bits, kTileVectors>{l, panels + done * panel, column + done * kPanel, x, y}, row);
+    in_tiles<Rows...>(
+        end, GroupsTile<Bits, kTileVectors>{l, panels + done * panel, column + done * kPanel, x, y, coming}, row);
   if constexpr (together > 2)
     for (; done + 2 <= count; done += 2)
-      in_tiles<Rows...>(end, GroupsTile<Bits, 2>{l, panels + done * panel, column + done * kPanel, x, y}, row);
+      in_tiles<Rows...>(end, GroupsTile<Bits, 2>{l, panels + done * panel, column + done * kPanel, x, y, coming}, row);
   for (; done < count; done++)
-    in_tiles<Rows...>(end, GroupsTile<Bits, kVectorsOfPanel>{l, panels + done * panel, column + done * kPanel, x, y},
-                      row);
+    in_tiles<Rows...>(
+        end, GroupsTile<Bits, kVectorsOfPanel>{l, panels + done * panel, column + done * kPanel, x, y, coming}, row);
 }
 
 template <class Bits>
@@ -233,14 +241,18 @@ inline void groups_linear(Threads& threads, const Linear& l, const float* x, int
   each_row(threads, rows, l.in, [&](int64_t row) { round_row(x + row * x_stride, rounded, row); });
   linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     const uint8_t* panels = (const uint8_t*)l.weight + first * panel;
+    const int64_t tiles = divided_up(part, part < kWidenGroupsFrom ? kFewGroupRows : kMostRows);
+    const int64_t passes = divided_up(count, kTileVectors / kVectorsOfPanel);
+    Coming coming(panels + threads.count() * count * panel, count * panel, tiles * passes * groups * kAskedOfGroup);
     if (part < kWidenGroupsFrom) {
-      groups_panels<Bits, 3, 2, 1>(l, panels, count, first * kPanel, rounded, y, row, row + part);
+      groups_panels<Bits, kFewGroupRows, 2, 1>(l, panels, count, first * kPanel, rounded, y, row, row + part, coming);
       return;
     }
     uint8_t* wide = (uint8_t*)threads.scratch(thread);
     for (int64_t g = 0; g < count * groups; g++)
       Widened<Bits>::widen(panels + g * Bits::kBytes, wide + g * Widened<Bits>::kBytes);
-    groups_panels<Widened<Bits>, 6, 4, 2, 1>(l, wide, count, first * kPanel, rounded, y, row, row + part);
+    groups_panels<Widened<Bits>, kMostRows, 4, 2, 1>(l, wide, count, first * kPanel, rounded, y, row, row + part,
+                                                     coming);
   });
 }
 

@@ -193,20 +193,6 @@ struct Pairs {
   int64_t second(int64_t pair) const { return half ? begin + pair + half : 2 * (begin + pair) + 1; }
 };
 
-// What is to be asked for, in equal parts, while others work.
-struct Coming {
-  const char *next, *end;
-  int64_t share;  // bytes at each step
-
-  Coming(const char* from, int64_t bytes, int64_t steps)
-      : next(from), end(from + bytes), share(divided_up(bytes, 64 * larger(1, steps)) * 64) {}
-
-  OCTAVO_INLINE void ask() {
-    for (const char* until = next + share < end ? next + share : end; next < until; next += 64)
-      __builtin_prefetch(next, 0, 2);
-  }
-};
-
 // A group of rows through N panels, two or four: the first pairs of an item.
 template <int N, int P, bool Gated>
 inline void one_group(Threads& threads, int thread, const Pairs& pairs, int64_t column, const PlaneTiles<P>& planes,

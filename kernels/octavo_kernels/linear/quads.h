@@ -33,6 +33,8 @@ using Ints = Types<16>::Int;
 
 constexpr int kQuad = 4;
 template <int P>
+constexpr int kQuadRows = P == 2 ? 3 : 6;  // of a tile of four panels: all sums in registers
+template <int P>
 constexpr float kSteps = P == 2 ? 256 * 127 : 127;  // the first plane has no -128
 
 inline int64_t quads_of(const Linear& l) { return divided_up(l.in, kQuad); }
@@ -121,6 +123,7 @@ struct QuadsTile {
   int64_t column;
   const Planes<P>& planes;
   Target y;
+  Coming& coming;  // the next item's panels
 
   template <int M>
   OCTAVO_INLINE void run(int64_t row) const {
@@ -133,7 +136,9 @@ struct QuadsTile {
       b[v] = panels + v * kPanel * planes.width;
       for (int m = 0; m < P * M; m++) memcpy(&sums[m][v], l.offsets + column + v * kPanel, sizeof(Ints));
     }
+    Coming asked = coming;  // in registers
     for (int64_t k = 0; k < planes.width; k += kQuad) {
+      asked.ask();
       Ints weights[V];
       for (int v = 0; v < V; v++) memcpy(&weights[v], b[v] + k * kPanel, sizeof(Ints));
       for (int m = 0; m < P * M; m++) {
@@ -144,6 +149,7 @@ struct QuadsTile {
           sums[m][v] = (Ints)_mm512_dpbusd_epi32((__m512i)sums[m][v], (__m512i)bytes, (__m512i)weights[v]);
       }
     }
+    coming = asked;
     for (int m = 0; m < M; m++)
       for (int v = 0; v < V; v++)
         finish(l, column + v * kPanel, together<P>(sums[m][v], sums[(P - 1) * M + m][v], planes.steps[row + m]),
@@ -153,13 +159,13 @@ struct QuadsTile {
 
 template <int V, int P>
 inline void quads_panels(const Linear& l, int64_t panel, const Planes<P>& planes, const Target& y, int64_t row,
-                         int64_t rows) {
+                         int64_t rows, Coming& coming) {
   const int8_t* panels = (const int8_t*)l.weight + panel * kPanel * planes.width;
-  const QuadsTile<P, V> tile{l, panels, panel * kPanel, planes, y};
+  const QuadsTile<P, V> tile{l, panels, panel * kPanel, planes, y, coming};
   if constexpr (P == 2)
-    in_tiles<3, 2, 1>(row + rows, tile, row);
+    in_tiles<kQuadRows<P>, 2, 1>(row + rows, tile, row);
   else
-    in_tiles<6, 4, 2, 1>(row + rows, tile, row);
+    in_tiles<kQuadRows<P>, 4, 2, 1>(row + rows, tile, row);
 }
 
 template <int P>
@@ -168,11 +174,14 @@ inline void quads_linear(Threads& threads, const Linear& l, const float* x, int6
   const Planes<P> planes{memory, (uint8_t*)(memory + rows), quads_of(l) * kQuad};
   each_row(threads, rows, l.in, [&](int64_t row) { split(x + row * x_stride, l.in, planes, row); });
   linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
+    const int64_t bytes = count * kPanel * planes.width;
+    const int8_t* next = (const int8_t*)l.weight + first * kPanel * planes.width + threads.count() * bytes;
+    Coming coming(next, bytes, divided_up(part, kQuadRows<P>) * quads_of(l));
     int64_t done = 0;
     for (; done + kWidePanels <= count; done += kWidePanels)
-      quads_panels<kWidePanels>(l, first + done, planes, y, row, part);
-    for (; done + 2 <= count; done += 2) quads_panels<2>(l, first + done, planes, y, row, part);
-    for (; done < count; done++) quads_panels<1>(l, first + done, planes, y, row, part);
+      quads_panels<kWidePanels>(l, first + done, planes, y, row, part, coming);
+    for (; done + 2 <= count; done += 2) quads_panels<2>(l, first + done, planes, y, row, part, coming);
+    for (; done < count; done++) quads_panels<1>(l, first + done, planes, y, row, part, coming);
   });
 }
 

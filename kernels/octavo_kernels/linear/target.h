@@ -39,6 +39,20 @@ OCTAVO_INLINE void finish(const Linear& l, int64_t column, Vec<kLanes> sums, flo
   }
 }
 
+// What is to be asked for, in equal parts, while others work.
+struct Coming {
+  const char *next, *end;
+  int64_t share;  // bytes at each step
+
+  Coming(const void* from, int64_t bytes, int64_t steps)
+      : next((const char*)from), end(next + bytes), share(divided_up(bytes, 64 * larger(1, steps)) * 64) {}
+
+  OCTAVO_INLINE void ask() {
+    for (const char* until = next + share < end ? next + share : end; next < until; next += 64)
+      __builtin_prefetch(next, 0, 2);
+  }
+};
+
 // Shares a product of so many outputs out: calls body(first panel, panels, first row, rows, thread) for each item of up to `together` rows.
 template <class Body>
 inline void linear_items(Threads& threads, int64_t out, int64_t rows, int64_t together, const Body& body) {
