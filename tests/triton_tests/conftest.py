@@ -18,7 +18,9 @@ if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     )
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import torch
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from octavo_kernels.gpu import Configuration, launch
 from octavo_kernels.gpu.ahead import operations
@@ -27,6 +29,23 @@ from octavo_kernels.testing import Guards
 
 _GUARD = 1 << 15  # bytes
 _LARGEST = 1 << 24  # bytes: tests that need more want addresses, and do not touch most of them
+
+
+_interpreters_dot = InterpreterBuilder.create_dot
+
+
+def _dot_in_one_order(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+    """The interpreter's product, with each sum in the order of the depth, as on a GPU.
+
+    numpy leaves the order to its library, which takes rows at the end of a matrix another way on some processors.
+    """
+    if a.data.dtype != np.float32 or b.data.dtype != np.float32:
+        return _interpreters_dot(self, a, b, d, *rest)
+    products = a.data[..., :, :, None] * b.data[..., None, :, :]
+    return TensorHandle(products.sum(axis=-2) + d.data, d.dtype.scalar)
+
+
+InterpreterBuilder.create_dot = _dot_in_one_order
 
 
 @pytest.fixture
