@@ -35,7 +35,7 @@ _interpreters_dot = InterpreterBuilder.create_dot
 
 
 def _dot_in_one_order(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
-    """The interpreter's product, with each sum in the order of the depth, as on a GPU.
+    """The interpreter's product, with each sum in one order wherever its row stands, as a GPU has it.
 
     numpy leaves the order to its library, which takes rows at the end of a matrix another way on some processors.
     """

@@ -39,8 +39,9 @@ constexpr int64_t kWidenFrom = 24;  // rows
 constexpr int kNarrowVectors = 2;
 constexpr int kNarrowRows = kLanes == 16 ? 8 : 6;
 
-// Whether a weight is read as it lies by any number of rows. Where there are registers for eight of them, to widen two
-// inputs is two instructions beside 32 products: less than to write them as float32 and to read twice as many bytes.
+// Whether a weight is read as it lies by any number of rows. Where there are registers for eight of them, to widen a
+// vector of two inputs is two instructions beside 16 products: less than to write them as float32 and to read twice as
+// many bytes.
 template <class T>
 constexpr bool keeps_pairs = is_paired<T> && kLanes == 16;
 
