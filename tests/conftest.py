@@ -56,7 +56,7 @@ def require_isa() -> Callable[[str], str]:
     return require
 
 
-@pytest.fixture(scope="session", params=["amx", "avx512vnni", "avx512", "avx2"])
+@pytest.fixture(scope="session", params=["amx", "avx512bf16", "avx512vnni", "avx512", "avx2"])
 def instruction_set(request: pytest.FixtureRequest, require_isa: Callable[[str], str]) -> str:
     """Each that the native kernels have."""
     return require_isa(str(request.param))

@@ -48,7 +48,10 @@ def test_linear_of_groups(
     before = random(rows, out, seed=3)
     expected = linear(x, from_groups(*parts), offset)
     got = native.linear_of_groups(x, *parts, offset, before.clone() if add else None)
-    assert_close(got, expected + before if add else expected, TOLERANCE)
+    error = got - (expected + before if add else expected)
+    # Of few sums all may be near zero, so beside what sums are whose products have their signs by chance.
+    size = linear(x.square(), from_groups(*parts).square(), None).sqrt()
+    assert error.square().mean().sqrt() <= TOLERANCE * size.square().mean().sqrt()
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -22,6 +22,10 @@ from octavo_kernels.testing import TOLERANCES, assert_close, paged_pool
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 KV_TYPES = [*TYPES, torch.int8]
+# Types of a cache, and whether attention over it may round its queries and weights.
+CACHES = [*((dtype, False) for dtype in KV_TYPES), (torch.bfloat16, True)]
+# To the eight bits that keys and values have: an error of 2^-9 in each query and weight, where there are products of such.
+ROUNDED_TOLERANCE = 4e-3
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -194,27 +198,31 @@ def test_rotary_kv_int8_rows(native: Operations) -> None:
     heads=st.sampled_from(
         [(9, 3, 64), (4, 4, 16), (8, 1, 32), (14, 2, 24), (2, 1, 80), (6, 2, 96), (5, 1, 128), (2, 1, 256)]
     ),
-    dtype=st.sampled_from(KV_TYPES),
+    cache=st.sampled_from(CACHES),
     seed=st.integers(0, 5),
 )
-@settings(max_examples=80)
+@settings(max_examples=100)
 def test_paged_attention(
     native: Operations,
     sequences: list[tuple[int, int]],
     size: int,
     heads: tuple[int, int, int],
-    dtype: torch.dtype,
+    cache: tuple[torch.dtype, bool],
     seed: int,
 ) -> None:
-    check_attention(native, sequences, size, heads, dtype, seed)
+    check_attention(native, sequences, size, heads, cache, seed)
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype"),
-    [(size, dtype) for size in (8, 16, 32) for dtype in (torch.float32, torch.bfloat16)] + [(16, torch.int8)],
+    ("size", "cache"),
+    [
+        *((size, cache) for size in (8, 16, 32) for cache in CACHES if cache[0] in {torch.float32, torch.bfloat16}),
+        (16, (torch.int8, False)),
+    ],
+    ids=str,
 )
-def test_paged_attention_long(native: Operations, size: int, dtype: torch.dtype) -> None:
-    check_attention(native, [(1, 8191), (30, 4000)], size, (9, 3, 64), dtype, 0)
+def test_paged_attention_long(native: Operations, size: int, cache: tuple[torch.dtype, bool]) -> None:
+    check_attention(native, [(1, 8191), (30, 4000)], size, (9, 3, 64), cache, 0)
 
 
 def check_attention(
@@ -222,10 +230,10 @@ def check_attention(
     sequences: list[tuple[int, int]],
     size: int,
     heads: tuple[int, int, int],
-    dtype: torch.dtype,
+    cache: tuple[torch.dtype, bool],
     seed: int,
 ) -> None:
-    q_heads, kv_heads, dim = heads
+    (q_heads, kv_heads, dim), (dtype, rounded) = heads, cache
     generator = torch.Generator().manual_seed(seed)
     context_lens = tuple(new + before for new, before in sequences)
     keys, values, tables = paged_pool(
@@ -234,7 +242,8 @@ def check_attention(
     batch = PagedBatch(size, tuple(new for new, _ in sequences), context_lens, tables)
     q = torch.randn(sum(batch.query_lens), q_heads, dim, generator=generator)
     truth = paged_attention.paged_attention(q, keys, values, batch, dim**-0.5)
-    assert_close(native.paged_attention(q, *pool_order(keys, values), batch, dim**-0.5), truth)
+    got = native.paged_attention(q, *pool_order(keys, values), batch, dim**-0.5, rounded=rounded)
+    assert_close(got, truth, ROUNDED_TOLERANCE if rounded else None)
 
 
 def bfloat16_pool(kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, tuple[tuple[int, ...], ...]]:
@@ -259,12 +268,14 @@ def test_paged_attention_bfloat16_is_as_exact_as_float32(native: Operations, que
 
 
 @pytest.mark.parametrize("queries", [1, 40, 100])
-def test_paged_attention_rounded(native: Operations, queries: int) -> None:
-    # Only AMX rounds, to the eight bits that keys and values have: an error of 2^-9 in each query and weight.
+def test_paged_attention_rounded(native: Operations, instruction_set: str, queries: int) -> None:
     keys, values, tables = bfloat16_pool(kv_heads=2)
     batch, q, pool = PagedBatch(16, (queries,), (1000,), tables), random(queries, 6, 64), pool_order(keys, values)
     truth = paged_attention.paged_attention(q, keys, values, batch, 0.125)
-    assert_close(native.paged_attention(q, *pool, batch, 0.125, rounded=True), truth, 4e-3)
+    got = native.paged_attention(q, *pool, batch, 0.125, rounded=True)
+    assert_close(got, truth, ROUNDED_TOLERANCE)
+    exact = native.paged_attention(q, *pool, batch, 0.125)
+    assert torch.equal(got, exact) == (instruction_set not in {"amx", "avx512bf16"})
 
 
 @pytest.mark.parametrize("rounded", [False, True])
@@ -292,9 +303,7 @@ def test_paged_attention_int8_not_finite(native: Operations) -> None:
     assert finite.all(dim=(1, 2)).tolist() == [True] * 11 + [False] * 9
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rounded"), [*((dtype, False) for dtype in KV_TYPES), (torch.bfloat16, True)], ids=str
-)
+@pytest.mark.parametrize(("dtype", "rounded"), CACHES, ids=str)
 def test_paged_attention_token_is_the_same_in_any_chunk(native: Operations, dtype: torch.dtype, rounded: bool) -> None:
     # Forms differ with the number of queries, contexts go in pieces of 512 tokens, and the third begins under way.
     keys, values, tables = paged_pool(
@@ -311,8 +320,8 @@ def test_paged_attention_token_is_the_same_in_any_chunk(native: Operations, dtyp
     assert torch.equal(few, together[12:15])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-def test_paged_attention_threads_change_nothing(instruction_set: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "rounded"), [cache for cache in CACHES if cache[0] != torch.float16], ids=str)
+def test_paged_attention_threads_change_nothing(instruction_set: str, dtype: torch.dtype, rounded: bool) -> None:
     # Several share out a context, and whoever is done first takes the next piece.
     keys, values, tables = paged_pool(
         [3000, 40, 513, 512],
@@ -325,10 +334,11 @@ def test_paged_attention_threads_change_nothing(instruction_set: str, dtype: tor
     pool, q = pool_order(keys, values), random(24, 9, 64)
     batch = PagedBatch(16, (1, 1, 2, 20), (3000, 40, 513, 512), tables)
     one, several = (Operations(Context(threads, instruction_set)) for threads in (1, 5))
-    truth = one.paged_attention(q, *pool, batch, 0.125)
-    assert_close(truth, paged_attention.paged_attention(q, keys, values, batch, 0.125))
+    truth = one.paged_attention(q, *pool, batch, 0.125, rounded=rounded)
+    expected = paged_attention.paged_attention(q, keys, values, batch, 0.125)
+    assert_close(truth, expected, ROUNDED_TOLERANCE if rounded else None)
     for _ in range(20):
-        assert torch.equal(several.paged_attention(q, *pool, batch, 0.125), truth)
+        assert torch.equal(several.paged_attention(q, *pool, batch, 0.125, rounded=rounded), truth)
 
 
 def test_paged_attention_large_scores(native: Operations) -> None:

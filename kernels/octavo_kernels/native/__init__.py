@@ -138,7 +138,7 @@ class Context:
         self.isa = isa or names[0]
         if self.isa not in names:
             raise NativeUnavailable(f"{self.isa} does not run here, only {', '.join(names)}")
-        self.quads = self.isa in {"avx512vnni", "amx"}
+        self.quads = self.isa in {"avx512vnni", "avx512bf16", "amx"}
         self.handle: int | None = self.library.octavo_open(self.isa.encode(), threads)
         if self.handle is None:
             raise MemoryError(f"{threads} threads for the native kernels cannot be had")

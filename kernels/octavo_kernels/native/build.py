@@ -40,8 +40,10 @@ _FLAGS = (
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
 _VNNI = (*_AVX512, "-mavx512vnni")
-_AMX = (*_VNNI, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-mavx512bf16")
+_BF16 = (*_VNNI, "-mavx512bf16")
+_AMX = (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 _ISAS = {"avx2": _AVX2, "avx512": _AVX512, "avx512vnni": _VNNI}
+_NEWER_ISAS = {"avx512bf16": _BF16, "amx": _AMX}
 
 
 class BuildError(Exception):
@@ -99,7 +101,7 @@ def build(target: Path) -> None:
         raise BuildError(f"there is no C++ compiler: install g++ or clang++, or the Python package {ZIGLANG}")
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         amx = knows_amx(compiler, Path(folder))
-        isas = _ISAS | {"amx": _AMX} if amx else _ISAS
+        isas = _ISAS | _NEWER_ISAS if amx else _ISAS
         of_library = [f'-DOCTAVO_STAMP="{stamp()}"', *([] if amx else ["-DOCTAVO_WITHOUT_AMX"])]
         parts = {
             "threads.o": [str(_NATIVE / "threads.cpp")],

@@ -23,6 +23,9 @@ namespace avx512vnni {
 extern const Forms forms;
 }
 #ifndef OCTAVO_WITHOUT_AMX
+namespace avx512bf16 {
+extern const Forms forms;
+}
 namespace amx {
 extern const Forms forms;
 }
@@ -36,13 +39,17 @@ struct Isa {
   bool runs;
 };
 
-// Whether the processor has AMX with products of bfloat16 and int8, and vectors that are rounded to bfloat16, as all that
-// have AMX do.
+// AVX512-BF16. Not by __builtin_cpu_supports: compilers before GCC 10 do not know the name.
+bool processor_has_bfloat16() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 5);
+}
+
+// AMX with products of bfloat16 and int8. All processors with it have AVX512-BF16 too, which its form uses.
 bool processor_has_amx() {
   unsigned a, b, c, d;
   constexpr unsigned wanted = 1 << 22 | 1 << 24 | 1 << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted) return false;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 5);  // AVX512-BF16
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & wanted) == wanted && processor_has_bfloat16();
 }
 
 // Asks the system for its registers, for this process: it saves 8 KiB more for a thread that uses them. A kernel before
@@ -75,9 +82,11 @@ const Isa* isas() {
   static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   static const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
+  [[maybe_unused]] static const bool has_bfloat16 = has_vnni && processor_has_bfloat16();
   static const Isa all[] = {
 #ifndef OCTAVO_WITHOUT_AMX
-      {"amx", &amx::forms, has_vnni && processor_has_amx() && !without_amx()},
+      {"amx", &amx::forms, has_bfloat16 && processor_has_amx() && !without_amx()},
+      {"avx512bf16", &avx512bf16::forms, has_bfloat16},
 #endif
       {"avx512vnni", &avx512vnni::forms, has_vnni},
       {"avx512", &avx512::forms, has_avx512},

@@ -18,7 +18,8 @@
 //
 // and a block holds those of all kv heads, one after the other; in eight bits each head's scales come behind its own. So
 // both products are the tile of native/tile.h: scores have vectors of tokens and run over dimensions, results have
-// vectors of dimensions and run over tokens. Pairs are what matrix registers want, where there are such (tiles.h).
+// vectors of dimensions and run over tokens. Pairs are what matrix registers want, where there are such (tiles.h),
+// and products of pairs (pairs.h).
 //
 // The query heads that share a kv head, of all tokens of a sequence, are the queries of that head:
 //
@@ -32,6 +33,7 @@
 #pragma once
 
 #include "../native/rows.h"
+#include "pairs.h"
 #include "tiles.h"
 #include "wide.h"
 
@@ -122,7 +124,7 @@ inline int64_t queries_of_item(const Attention& s) {
 
 inline int64_t attention_scratch(const Attention& s) {
   const int64_t shares = 2 * queries_of_item(s) * share_numbers(s);
-  const int64_t of_form = larger(wide_numbers(s), tile_numbers(s));
+  const int64_t of_form = larger(wide_numbers(s), larger(tile_numbers(s), pair_numbers(s)));
   return (kQueriesOfItem * kScoresStride + 2 * kPiece + shares + of_form) * (int64_t)sizeof(float);
 }
 
@@ -188,9 +190,10 @@ inline void attend_piece(Item<T>& item, int64_t begin, float* shares, const Item
   item.end = smaller(begin + kPiece, item.longest());
   item.shares = shares;
   if constexpr (is_scaled<T>) gather_scales(item);
-  if constexpr (has_tiles<T>)
-    attend_tiles(item, room.threads, room.thread, room.of_form);
-  else if (item.queries < kWidenFromQueries)
+  if constexpr (has_tiles<T>) return attend_tiles(item, room.threads, room.thread, room.of_form);
+  if constexpr (has_pair_products<T>)
+    if (item.s.rounded) return attend_pairs(item, room.of_form);
+  if (item.queries < kWidenFromQueries)
     attend(item);
   else
     attend_wide(item, room.of_form);
