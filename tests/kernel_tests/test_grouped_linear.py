@@ -55,6 +55,14 @@ def test_linear_of_groups(
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 9, 40, 300])
+def test_linear_of_groups_after_norm(native: Operations, bits: int, rows: int) -> None:
+    x, parts, norm = random(rows, 96), weight(bits, 130, 3), (random(96, seed=2), 1e-5)
+    truth = native.linear_of_groups(native.rms_norm(x, *norm), *parts, None)
+    assert torch.equal(native.linear_of_groups(x, *parts, None, norm=norm), truth)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [288, 295])
 def test_linear_of_groups_many_rows(native: Operations, bits: int, rows: int) -> None:
     x, parts = random(rows, 1536), weight(bits, 130, 48)

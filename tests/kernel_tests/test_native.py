@@ -124,6 +124,17 @@ def test_silu_mul_extremes(native: Operations) -> None:
     assert got[7].isnan()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [*((dtype, "none") for dtype in TYPES), (torch.float32, "w8a16"), (torch.float32, "w8a8")],
+)
+@pytest.mark.parametrize("rows", [1, 9, 40, 300])
+def test_linear_after_norm(native: Operations, rows: int, dtype: torch.dtype, quantization: str) -> None:
+    x, weight, norm = random(rows, 100), random(130, 100, seed=1).to(dtype), (random(100, seed=2), 1e-5)
+    truth = native.linear(native.rms_norm(x, *norm), weight, None, quantization=quantization)
+    assert torch.equal(native.linear(x, weight, None, quantization=quantization, norm=norm), truth)
+
+
 @pytest.mark.parametrize("quantization", ["none", "w8a16", "w8a8"])
 @pytest.mark.parametrize(("rows", "half", "columns"), [(1, 16, 64), (9, 48, 128), (17, 176, 64), (250, 20, 30)])
 def test_gated_linear(native: Operations, quantization: str, rows: int, half: int, columns: int) -> None:

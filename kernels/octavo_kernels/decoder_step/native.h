@@ -34,7 +34,7 @@ inline void packed_row(const Linear& l, int64_t row, float* to) {
 
 template <class T>
 inline void embed(Threads& threads, const Model& m, const Batch& b, float* residual) {
-  each_row(threads, b.tokens, m.hidden, [&](int64_t row) {
+  each_row(threads, b.tokens, m.hidden, [&](int64_t row, int) {
     if (m.embedding)
       plain_row<T>(m.embedding, b.token_ids[row], m.hidden, residual + row * m.hidden);
     else
@@ -46,7 +46,7 @@ inline void embed(Threads& threads, const Model& m, const Batch& b, float* resid
 template <class Bits>
 inline void embed_groups(Threads& threads, const Model& m, const Batch& b, float* residual) {
   const void* weight = m.embedding ? m.embedding : m.head.weight;
-  each_row(threads, b.tokens, m.hidden, [&](int64_t row) {
+  each_row(threads, b.tokens, m.hidden, [&](int64_t row, int) {
     groups_row<Bits>(weight, m.hidden, b.token_ids[row], residual + row * m.hidden);
   });
 }
@@ -55,7 +55,7 @@ template <class T>
 inline void rotary_rows(Threads& threads, const Attention& s, const Batch& b, const Layer& layer, float eps,
                         const float* cos, const float* sin, float* qkv) {
   const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
-  each_row(threads, b.tokens, width, [&](int64_t row) {
+  each_row(threads, b.tokens, width, [&](int64_t row, int) {
     const int64_t angle = b.positions[row] * s.head_dim;
     rotary_kv(s, qkv + row * width, layer.q_norm, layer.k_norm, eps, cos + angle, sin + angle, (T*)layer.keys,
               (T*)layer.values, b.slots[row]);
@@ -72,20 +72,24 @@ inline void rotary_rows(Threads& threads, const Attention& s, const Batch& b, co
   }
 }
 
-// Calls body for each linear layer: the layers of a model have one shape, but a weight may have another type in each.
+// Calls body(layer, the most rows that go through it at a time) for each linear layer: the layers of a model have one
+// shape, but a weight may have another type in each.
 template <class Body>
-inline void each_linear(const Model& m, const Body& body) {
+inline void each_linear(const Model& m, const Batch& b, const Body& body) {
+  const int64_t of_mlp = smaller(b.tokens, kRowsOfItem);
   for (int64_t i = 0; i < m.layer_count; i++) {
     const Layer& layer = m.layers[i];
-    const Linear* const all[] = {&layer.qkv, &layer.output, &layer.gate_up, &layer.down};
-    for (const Linear* l : all) body(*l);
+    body(layer.qkv, b.tokens);
+    body(layer.output, b.tokens);
+    body(layer.gate_up, of_mlp);
+    body(layer.down, of_mlp);
   }
-  body(m.head);
+  body(m.head, b.wanted);
 }
 
-inline int64_t step_scratch(const Model& m) {
+inline int64_t step_scratch(const Model& m, const Batch& b) {
   int64_t bytes = attention_scratch(m.attention);
-  each_linear(m, [&](const Linear& l) { bytes = larger(bytes, linear_scratch(l)); });
+  each_linear(m, b, [&](const Linear& l, int64_t) { bytes = larger(bytes, linear_scratch(l)); });
   return bytes;
 }
 
@@ -95,7 +99,7 @@ inline int64_t gate_up_stride(const Model& m) { return 2 * m.intermediate + 16; 
 
 // What all layers share, one after the other in memory of `step_room` numbers.
 struct Room {
-  float *residual, *normed, *qkv, *attended;
+  float *residual, *qkv, *attended;
   float* gate_up;       // of one item's rows
   float* of_operation;  // what the linear layers and attention need, one after the other
 };
@@ -103,8 +107,8 @@ struct Room {
 inline int64_t step_room(const Model& m, const Batch& b) {
   const Attention& s = m.attention;
   int64_t of_operation = attention_room(s, b);
-  each_linear(m, [&](const Linear& l) { of_operation = larger(of_operation, linear_room(l, b.tokens)); });
-  const int64_t row = 2 * m.hidden + (2 * s.heads + 2 * s.kv_heads) * s.head_dim;
+  each_linear(m, b, [&](const Linear& l, int64_t rows) { of_operation = larger(of_operation, linear_room(l, rows)); });
+  const int64_t row = m.hidden + (2 * s.heads + 2 * s.kv_heads) * s.head_dim;
   const int64_t of_mlp = smaller(b.tokens, kRowsOfItem) * gate_up_stride(m);
   return divided_up(b.tokens * row + of_mlp, 16) * 16 + of_operation;
 }
@@ -113,8 +117,7 @@ inline Room rooms(const Model& m, int64_t tokens, float* memory) {
   const Attention& s = m.attention;
   Room room;
   room.residual = memory;
-  room.normed = room.residual + tokens * m.hidden;
-  room.qkv = room.normed + tokens * m.hidden;
+  room.qkv = room.residual + tokens * m.hidden;
   room.attended = room.qkv + tokens * (s.heads + 2 * s.kv_heads) * s.head_dim;
   room.gate_up = room.attended + tokens * s.heads * s.head_dim;
   const int64_t before = room.gate_up + smaller(tokens, kRowsOfItem) * gate_up_stride(m) - room.residual;
@@ -125,14 +128,12 @@ inline Room rooms(const Model& m, int64_t tokens, float* memory) {
 inline void attention_layer(Threads& threads, const Model& m, const Layer& layer, const Batch& b, const Room& room) {
   const Attention& s = m.attention;
   const int64_t qkv_width = (s.heads + 2 * s.kv_heads) * s.head_dim, width = s.heads * s.head_dim;
-  each_row(threads, b.tokens, m.hidden, [&](int64_t row) {
-    rms_norm(room.residual + row * m.hidden, layer.attention_norm, m.eps, room.normed + row * m.hidden, m.hidden);
-  });
-  linear(threads, layer.qkv, room.normed, m.hidden, {room.qkv, qkv_width, false}, b.tokens, room.of_operation);
+  const Source normed{room.residual, m.hidden, layer.attention_norm, m.eps};
+  linear(threads, layer.qkv, normed, {room.qkv, qkv_width, false}, b.tokens, room.of_operation);
   rotary_rows(threads, s, b, layer, m.eps, m.cos, m.sin, room.qkv);
   paged_attention(threads, s, b, room.qkv, qkv_width, layer.keys, layer.values, room.attended,
                   room.of_operation);
-  linear(threads, layer.output, room.attended, width, {room.residual, m.hidden, true}, b.tokens, room.of_operation);
+  linear(threads, layer.output, {room.attended, width}, {room.residual, m.hidden, true}, b.tokens, room.of_operation);
 }
 
 // As many rows at a time as one item of a product takes, so that what is between gate, up and down stays in the caches.
@@ -141,11 +142,9 @@ inline void mlp_layer(Threads& threads, const Model& m, const Layer& layer, int6
   for (int64_t first = 0; first < tokens; first += kRowsOfItem) {
     const int64_t rows = smaller(kRowsOfItem, tokens - first);
     float* residual = room.residual + first * m.hidden;
-    each_row(threads, rows, m.hidden, [&](int64_t row) {
-      rms_norm(residual + row * m.hidden, layer.mlp_norm, m.eps, room.normed + row * m.hidden, m.hidden);
-    });
-    gated_linear(threads, layer.gate_up, room.normed, m.hidden, room.gate_up, stride, rows, room.of_operation);
-    linear(threads, layer.down, room.gate_up, stride, {residual, m.hidden, true}, rows, room.of_operation);
+    const Source normed{residual, m.hidden, layer.mlp_norm, m.eps};
+    const Source gated = gated_linear(threads, layer.gate_up, normed, room.gate_up, stride, rows, room.of_operation);
+    linear(threads, layer.down, gated, {residual, m.hidden, true}, rows, room.of_operation);
   }
 }
 
@@ -163,9 +162,8 @@ inline void decoder_step(Threads& threads, const Model& m, const Batch& b, float
     attention_layer(threads, m, m.layers[i], b, room);
     mlp_layer(threads, m, m.layers[i], b.tokens, room);
   }
-  for (int64_t i = 0; i < b.wanted; i++)
-    rms_norm(room.residual + b.wanted_rows[i] * m.hidden, m.norm, m.eps, room.normed + i * m.hidden, m.hidden);
-  linear(threads, m.head, room.normed, m.hidden, {logits, m.head.out, false}, b.wanted, room.of_operation);
+  const Source wanted{room.residual, m.hidden, m.norm, m.eps, 0, b.wanted_rows};
+  linear(threads, m.head, wanted, {logits, m.head.out, false}, b.wanted, room.of_operation);
 }
 
 }  // namespace OCTAVO_ISA

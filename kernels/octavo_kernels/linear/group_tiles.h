@@ -197,11 +197,12 @@ inline void group_columns(const Linear& l, const uint8_t* panels, int64_t count,
 }
 
 template <class Bits>
-inline void group_tiles_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
-                               int64_t rows, float* memory) {
+inline void group_tiles_linear(Threads& threads, const Linear& l, const Source& x, const Target& y, int64_t rows,
+                               float* memory) {
   const GroupTiles split(l, rows, memory);
   clear_groups(split);
-  each_row(threads, rows, l.in, [&](int64_t row) { split_groups<Bits::kMinima>(x + row * x_stride, split, row); });
+  each_source_row(threads, x, rows, l.in,
+                  [&](const float* row, int64_t number) { split_groups<Bits::kMinima>(row, split, number); });
   TileShapes shapes;
   for (int t = 0; t < 4; t++) shapes.set(t, kTileRows);
   shapes.set(4, kTileRows, kGroup);

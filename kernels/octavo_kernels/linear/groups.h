@@ -23,7 +23,7 @@
 // bits go through group_tiles.h, and so do many rows of four bits.
 #pragma once
 
-#include "../native/rows.h"
+#include "source.h"
 #include "target.h"
 
 namespace octavo {
@@ -234,11 +234,11 @@ inline void groups_panels(const Linear& l, const uint8_t* panels, int64_t count,
 }
 
 template <class Bits>
-inline void groups_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
-                          int64_t rows, float* memory) {
+inline void groups_linear(Threads& threads, const Linear& l, const Source& x, const Target& y, int64_t rows,
+                          float* memory) {
   const int64_t groups = l.in / kGroup, panel = groups * Bits::kBytes;
   const RoundedRows rounded{memory, memory + rows, (int16_t*)(memory + rows * (1 + groups)), l.in};
-  each_row(threads, rows, l.in, [&](int64_t row) { round_row(x + row * x_stride, rounded, row); });
+  each_source_row(threads, x, rows, l.in, [&](const float* row, int64_t number) { round_row(row, rounded, number); });
   linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     const uint8_t* panels = (const uint8_t*)l.weight + first * panel;
     const int64_t tiles = divided_up(part, part < kWidenGroupsFrom ? kFewGroupRows : kMostRows);

@@ -23,7 +23,6 @@
 
 #include <math.h>
 
-#include "../gated_activation/native.h"
 #include "group_tiles.h"
 #include "groups.h"
 #include "quad_tiles.h"
@@ -109,15 +108,16 @@ inline void widen(const Linear& l, const T* panels, int64_t count, float* wide) 
 }
 
 template <class T>
-inline void linear_typed(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
-                         int64_t rows) {
+inline void linear_typed(Threads& threads, const Linear& l, const Source& source, const Target& y, int64_t rows,
+                         float* memory) {
+  const Source x = laid_out(threads, source, rows, l.in, memory);
   // The weight has an even number of panels, for the narrow tile of AVX-512.
   linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     const T* weight = (const T*)l.weight + first * panel_numbers(l);
-    const float* from = x + row * x_stride;
+    const float* from = x.rows + row * x.stride;
     count = divided_up(count, 2) * 2;
     if (part < kWidenFrom || keeps_pairs<T>) {
-      linear_panels<kNarrowVectors, kNarrowRows, 4, 2, 1>(l, weight, first, 0, count, from, x_stride, y.from(row), part);
+      linear_panels<kNarrowVectors, kNarrowRows, 4, 2, 1>(l, weight, first, 0, count, from, x.stride, y.from(row), part);
       return;
     }
     const float* wide;
@@ -127,9 +127,9 @@ inline void linear_typed(Threads& threads, const Linear& l, const float* x, int6
       widen(l, weight, count, threads.scratch(thread));
       wide = threads.scratch(thread);
     }
-    const int64_t done = linear_panels<kTileVectors, kMostRows, 4, 2, 1>(l, wide, first, 0, count, from, x_stride,
+    const int64_t done = linear_panels<kTileVectors, kMostRows, 4, 2, 1>(l, wide, first, 0, count, from, x.stride,
                                                                          y.from(row), part);
-    linear_panels<kNarrowVectors, kNarrowRows, 4, 2, 1>(l, wide, first, done, count, from, x_stride, y.from(row), part);
+    linear_panels<kNarrowVectors, kNarrowRows, 4, 2, 1>(l, wide, first, done, count, from, x.stride, y.from(row), part);
   });
 }
 
@@ -140,10 +140,11 @@ inline void round_to_bytes(const float* x, int64_t in, float* to) {
   for (int64_t i = 0; i < in; i++) to[i] = rintf(x[i] * factor) * step;
 }
 
-inline void linear_of_bytes(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
-                            int64_t rows, float* memory) {
-  each_row(threads, rows, l.in, [&](int64_t row) { round_to_bytes(x + row * x_stride, l.in, memory + row * l.in); });
-  linear_typed<Int8>(threads, l, memory, l.in, y, rows);
+inline void linear_of_bytes(Threads& threads, const Linear& l, const Source& x, const Target& y, int64_t rows,
+                            float* memory) {
+  each_source_row(threads, x, rows, l.in,
+                  [&](const float* row, int64_t number) { round_to_bytes(row, l.in, memory + number * l.in); });
+  linear_typed<Int8>(threads, l, {memory, l.in}, y, rows, nullptr);
 }
 
 // Numbers that `linear` needs beside what it reads and writes.
@@ -159,54 +160,52 @@ inline int64_t linear_room(const Linear& l, int64_t rows) {
     case kGroups4:
     case kGroups8: return groups_room(l, rows);
 #endif
-    case kInt8: return l.int8_rows ? rows * l.in : 0;
-    default: return 0;
+    default: return rows * l.in;
   }
 }
 
-// x: `rows` rows, each x_stride behind the last. memory: `linear_room` numbers.
-inline void linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y, int64_t rows,
-                   float* memory) {
+// x: `rows` rows. memory: `linear_room` numbers.
+inline void linear(Threads& threads, const Linear& l, const Source& x, const Target& y, int64_t rows, float* memory) {
   switch (l.type) {
 #ifdef __AMX_TILE__
-    case kBFloat16: return tiles_linear(threads, l, x, x_stride, y, rows, memory);
+    case kBFloat16: return tiles_linear(threads, l, x, y, rows, memory);
     case kInt8Quads:
-      return l.int8_rows ? quad_tiles_linear<1, false>(threads, l, x, x_stride, y, rows, memory)
-                         : quad_tiles_linear<2, false>(threads, l, x, x_stride, y, rows, memory);
+      return l.int8_rows ? quad_tiles_linear<1, false>(threads, l, x, y, rows, memory)
+                         : quad_tiles_linear<2, false>(threads, l, x, y, rows, memory);
     case kGroups4:
-      return rows < kGroupTilesFrom ? groups_linear<FourBits>(threads, l, x, x_stride, y, rows, memory)
-                                    : group_tiles_linear<FourBits>(threads, l, x, x_stride, y, rows, memory);
-    case kGroups8: return group_tiles_linear<EightBits>(threads, l, x, x_stride, y, rows, memory);
+      return rows < kGroupTilesFrom ? groups_linear<FourBits>(threads, l, x, y, rows, memory)
+                                    : group_tiles_linear<FourBits>(threads, l, x, y, rows, memory);
+    case kGroups8: return group_tiles_linear<EightBits>(threads, l, x, y, rows, memory);
 #else
-    case kBFloat16: return linear_typed<BFloat16>(threads, l, x, x_stride, y, rows);
+    case kBFloat16: return linear_typed<BFloat16>(threads, l, x, y, rows, memory);
     case kInt8Quads:
-      return l.int8_rows ? quads_linear<1>(threads, l, x, x_stride, y, rows, memory)
-                         : quads_linear<2>(threads, l, x, x_stride, y, rows, memory);
-    case kGroups4: return groups_linear<FourBits>(threads, l, x, x_stride, y, rows, memory);
-    case kGroups8: return groups_linear<EightBits>(threads, l, x, x_stride, y, rows, memory);
+      return l.int8_rows ? quads_linear<1>(threads, l, x, y, rows, memory)
+                         : quads_linear<2>(threads, l, x, y, rows, memory);
+    case kGroups4: return groups_linear<FourBits>(threads, l, x, y, rows, memory);
+    case kGroups8: return groups_linear<EightBits>(threads, l, x, y, rows, memory);
 #endif
-    case kFloat16: return linear_typed<Half>(threads, l, x, x_stride, y, rows);
+    case kFloat16: return linear_typed<Half>(threads, l, x, y, rows, memory);
     case kInt8:
-      return l.int8_rows ? linear_of_bytes(threads, l, x, x_stride, y, rows, memory)
-                         : linear_typed<Int8>(threads, l, x, x_stride, y, rows);
-    default: return linear_typed<float>(threads, l, x, x_stride, y, rows);
+      return l.int8_rows ? linear_of_bytes(threads, l, x, y, rows, memory)
+                         : linear_typed<Int8>(threads, l, x, y, rows, memory);
+    default: return linear_typed<float>(threads, l, x, y, rows, memory);
   }
 }
 
-// Of a layer whose outputs are gates and, in its second half, what they are for: the first half of each row of y becomes
-// silu(gate) * up, and the second one anything.
-inline void gated_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, float* y, int64_t y_stride,
-                         int64_t rows, float* memory) {
+// A layer whose outputs are gates and, in its second half, what they are for. Returns silu(gate) * up as the next layer
+// is to read it; in the first half of each row of y where that came of itself.
+inline Source gated_linear(Threads& threads, const Linear& l, const Source& x, float* y, int64_t y_stride, int64_t rows,
+                           float* memory) {
   const Target target{y, y_stride, false};
 #ifdef __AMX_TILE__
-  if (l.type == kInt8Quads && can_be_gated(l))
-    return l.int8_rows ? quad_tiles_linear<1, true>(threads, l, x, x_stride, target, rows, memory)
-                       : quad_tiles_linear<2, true>(threads, l, x, x_stride, target, rows, memory);
+  if (l.type == kInt8Quads && can_be_gated(l)) {
+    l.int8_rows ? quad_tiles_linear<1, true>(threads, l, x, target, rows, memory)
+                : quad_tiles_linear<2, true>(threads, l, x, target, rows, memory);
+    return {y, y_stride};
+  }
 #endif
-  linear(threads, l, x, x_stride, target, rows, memory);
-  each_row(threads, rows, l.out, [&](int64_t row) {
-    silu_mul(y + row * y_stride, y + row * y_stride + l.out / 2, l.out / 2);
-  });
+  linear(threads, l, x, target, rows, memory);
+  return {y, y_stride, nullptr, 0, l.out / 2};
 }
 
 }  // namespace OCTAVO_ISA

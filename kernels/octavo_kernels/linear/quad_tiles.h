@@ -267,10 +267,10 @@ inline bool can_be_gated(const Linear& l) { return l.in % kTileRowBytes == 0 && 
 
 // Gated: the weight's outputs are gates and, in its second half, what they are for; y is half as wide as the weight.
 template <int P, bool Gated>
-inline void quad_tiles_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
-                              int64_t rows, float* memory) {
+inline void quad_tiles_linear(Threads& threads, const Linear& l, const Source& x, const Target& y, int64_t rows,
+                              float* memory) {
   const PlaneTiles<P> planes(l, rows, memory);
-  each_row(threads, rows, l.in, [&](int64_t row) { split(x + row * x_stride, l.in, planes, row); });
+  each_source_row(threads, x, rows, l.in, [&](const float* row, int64_t number) { split(row, l.in, planes, number); });
   const int64_t panel = quads_of(l) * kQuad * kPanel, out = Gated ? l.out / 2 : l.out;
   linear_items(threads, out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
     if constexpr (!Gated) count = divided_up(count, 2) * 2;  // the weight has an even number of panels

@@ -20,7 +20,7 @@
 // number of planes.
 #pragma once
 
-#include "../native/rows.h"
+#include "source.h"
 #include "target.h"
 
 namespace octavo {
@@ -169,10 +169,10 @@ inline void quads_panels(const Linear& l, int64_t panel, const Planes<P>& planes
 }
 
 template <int P>
-inline void quads_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
-                         int64_t rows, float* memory) {
+inline void quads_linear(Threads& threads, const Linear& l, const Source& x, const Target& y, int64_t rows,
+                         float* memory) {
   const Planes<P> planes{memory, (uint8_t*)(memory + rows), quads_of(l) * kQuad};
-  each_row(threads, rows, l.in, [&](int64_t row) { split(x + row * x_stride, l.in, planes, row); });
+  each_source_row(threads, x, rows, l.in, [&](const float* row, int64_t number) { split(row, l.in, planes, number); });
   linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
     const int64_t bytes = count * kPanel * planes.width;
     const int8_t* next = (const int8_t*)l.weight + first * kPanel * planes.width + threads.count() * bytes;
@@ -193,7 +193,7 @@ inline int64_t quads_room(const Linear&, int64_t) {
   return 0;
 }
 template <int P>
-inline void quads_linear(Threads&, const Linear&, const float*, int64_t, const Target&, int64_t, float*) {
+inline void quads_linear(Threads&, const Linear&, const Source&, const Target&, int64_t, float*) {
   __builtin_trap();
 }
 

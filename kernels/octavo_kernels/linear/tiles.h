@@ -13,7 +13,7 @@
 #ifdef __AMX_TILE__
 
 #include "../native/planes.h"
-#include "../native/rows.h"
+#include "source.h"
 #include "target.h"
 
 namespace octavo {
@@ -113,10 +113,10 @@ inline void tiles_panels(const Linear& l, const PanelTiles& panels, int64_t colu
       finish(l, column + p * kPanel, load<kPanel>(sums[p][m]), y.rows + (row + m) * y.stride, y.add);
 }
 
-inline void tiles_linear(Threads& threads, const Linear& l, const float* x, int64_t x_stride, const Target& y,
-                         int64_t rows, float* memory) {
+inline void tiles_linear(Threads& threads, const Linear& l, const Source& x, const Target& y, int64_t rows,
+                         float* memory) {
   const SplitRows split(l, rows, memory);
-  each_row(threads, rows, l.in, [&](int64_t row) { split_row(x + row * x_stride, l.in, split, row); });
+  each_source_row(threads, x, rows, l.in, [&](const float* row, int64_t number) { split_row(row, l.in, split, number); });
   const int64_t panel = divided_up(l.in, 2) * 2 * kPanel * (int64_t)sizeof(BFloat16);
   // A megabyte of split rows stays in the second cache while panels pass.
   const int64_t fit = (1 << 20) / (split.steps * kStep * kPlanes * (int64_t)sizeof(BFloat16));

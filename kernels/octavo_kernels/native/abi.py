@@ -120,7 +120,7 @@ _FUNCTIONS = {
     "octavo_close": (None, (c_void_p,)),
     "octavo_decoder_step": (c_int, (c_void_p, POINTER(Model), POINTER(Batch), c_void_p)),
     "octavo_sample": (c_int, (c_void_p, c_void_p, c_int64, c_int64, POINTER(Draws), c_void_p)),
-    "octavo_linear": (c_int, (c_void_p, POINTER(Linear), c_void_p, c_void_p, c_int64, c_int)),
+    "octavo_linear": (c_int, (c_void_p, POINTER(Linear), c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int)),
     "octavo_rms_norm": (None, (c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64)),
     "octavo_gated_linear": (c_int, (c_void_p, POINTER(Linear), c_void_p, c_void_p, c_int64)),
     "octavo_silu_mul": (None, (c_void_p, c_void_p, c_int64, c_int64)),

@@ -22,18 +22,19 @@ extern const Forms forms = {
     decoder_step,
     sample_scratch,
     sample,
-    [](Threads& threads, const Linear& l, const float* x, float* y, int64_t rows, bool add,
-       float* memory) { linear(threads, l, x, l.in, {y, l.out, add}, rows, memory);
+    [](Threads& threads, const Linear& l, const float* x, const float* norm, float eps, float* y, int64_t rows, bool add,
+       float* memory) { linear(threads, l, {x, l.in, norm, eps}, {y, l.out, add}, rows, memory);
     },
-    [](Threads& threads, const Linear& l, const float* x, float* y, int64_t rows,
-       float* memory) { gated_linear(threads, l, x, l.in, y, l.out, rows, memory);
+    [](Threads& threads, const Linear& l, const float* x, float* y, int64_t rows, float* memory) {
+      const Source gated = gated_linear(threads, l, {x, l.in}, y, l.out, rows, memory);
+      for (int64_t row = 0; row < rows; row++) gated.row(row, l.out / 2, y + row * l.out);
     },
     [](const float* x, const float* weight, float eps, float* y, int64_t rows, int64_t width) {
       for (int64_t row = 0; row < rows; row++) rms_norm(x + row * width, weight, eps, y + row * width, width);
     },
     [](float* gate_up, int64_t rows, int64_t width) {
       for (int64_t row = 0; row < rows; row++)
-        silu_mul(gate_up + row * 2 * width, gate_up + row * 2 * width + width, width);
+        silu_mul(gate_up + row * 2 * width, gate_up + row * 2 * width + width, gate_up + row * 2 * width, width);
     },
     rotary_rows,
     [](Threads& threads, const Attention& s, const Batch& b, const float* q, const void* keys, const void* values,

@@ -158,7 +158,7 @@ OCTAVO_EXPORT void octavo_close(void* context) {
 OCTAVO_EXPORT int octavo_decoder_step(void* context, const Model* m, const Batch* b, float* logits) {
   Context* c = (Context*)context;
   float* memory = c->room(c->forms->step_room(*m, *b));
-  if (!memory || !c->threads->reserve(c->forms->step_scratch(*m))) return 0;
+  if (!memory || !c->threads->reserve(c->forms->step_scratch(*m, *b))) return 0;
   c->threads->begin_step();
   c->forms->decoder_step(*c->threads, *m, *b, logits, memory);
   c->threads->end_step();
@@ -175,12 +175,14 @@ OCTAVO_EXPORT int octavo_sample(void* context, const float* logits, int64_t rows
   return 1;
 }
 
-OCTAVO_EXPORT int octavo_linear(void* context, const Linear* l, const float* x, float* y, int64_t rows, int add) {
+// norm: the weight of the norm that x goes through first, with this eps; null: none.
+OCTAVO_EXPORT int octavo_linear(void* context, const Linear* l, const float* x, const float* norm, float eps, float* y,
+                                int64_t rows, int add) {
   Context* c = (Context*)context;
   float* memory = c->room(c->forms->linear_room(*l, rows) + 1);
   if (!memory || !c->threads->reserve(c->forms->linear_scratch(*l))) return 0;
   c->threads->begin_step();
-  c->forms->linear(*c->threads, *l, x, y, rows, add, memory);
+  c->forms->linear(*c->threads, *l, x, norm, eps, y, rows, add, memory);
   c->threads->end_step();
   return 1;
 }

@@ -70,9 +70,19 @@ class Operations:
         onto: torch.Tensor | None = None,
         *,
         quantization: str = "none",
+        norm: tuple[torch.Tensor, float] | None = None,
     ) -> torch.Tensor:
-        """As the reference, or with w8a16 or w8a8 as that of the quantised weight; added to `onto`, in place, if there is one."""
-        return self._linear(x, self._packed(weight, bias, quantization), onto)
+        """As the reference, or with w8a16 or w8a8 as that of the quantised weight.
+
+        Args:
+            x: [tokens, in].
+            weight: [out, in].
+            bias: [out].
+            onto: What the result is added to, in place.
+            quantization: `none`, `w8a16` or `w8a8`.
+            norm: Weight and eps of an `rms_norm` that x goes through first.
+        """
+        return self._linear(x, self._packed(weight, bias, quantization), onto, norm)
 
     def gated_linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, quantization: str = "none"
@@ -92,11 +102,12 @@ class Operations:
         minima: torch.Tensor | None,
         bias: torch.Tensor | None,
         onto: torch.Tensor | None = None,
+        *,
+        norm: tuple[torch.Tensor, float] | None = None,
     ) -> torch.Tensor:
-        """As the reference, with the weight of `from_groups`; added to `onto`, in place, if there is one."""
-        return self._linear(
-            x, pack_groups(from_tensor(quants), from_tensor(scales), _array(minima), _array(bias)), onto
-        )
+        """As `linear`, with the weight of `from_groups`."""
+        packed = pack_groups(from_tensor(quants), from_tensor(scales), _array(minima), _array(bias))
+        return self._linear(x, packed, onto, norm)
 
     def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> PackedLinear:
         arrays = from_tensor(weight), _array(bias)
@@ -104,10 +115,17 @@ class Operations:
             return pack_linear(*arrays)
         return pack_quantised(*arrays, quads=self._context.quads, int8_rows=quantization == "w8a8")
 
-    def _linear(self, x: torch.Tensor, packed: PackedLinear, onto: torch.Tensor | None) -> torch.Tensor:
+    def _linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedLinear,
+        onto: torch.Tensor | None,
+        norm: tuple[torch.Tensor, float] | None,
+    ) -> torch.Tensor:
         y = torch.full((x.shape[0], packed.out), torch.nan) if onto is None else onto
-        arguments = (ctypes.byref(packed.struct()), x.data_ptr(), y.data_ptr(), x.shape[0], onto is not None)
-        assert self._library.octavo_linear(self._handle, *arguments)
+        weight, eps = (norm[0].data_ptr(), norm[1]) if norm else (None, 0.0)
+        arguments = (ctypes.byref(packed.struct()), x.data_ptr(), weight, eps, y.data_ptr(), x.shape[0])
+        assert self._library.octavo_linear(self._handle, *arguments, onto is not None)
         return y
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

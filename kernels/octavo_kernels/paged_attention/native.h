@@ -220,7 +220,7 @@ inline void merge_pieces(Threads& threads, const Attention& s, const Batch& b, c
     if (cut.pieces == 1) continue;
     float* shares = room.shares + room.first_shares[sequence] * share;
     const int64_t context_before = b.context_lens[sequence] - b.query_lens[sequence];
-    each_row(threads, s.kv_heads * cut.queries, cut.pieces * dim, [&](int64_t number) {
+    each_row(threads, s.kv_heads * cut.queries, cut.pieces * dim, [&](int64_t number, int) {
       const int64_t head = number / cut.queries, query = number % cut.queries, token = query / cut.group;
       float* all = shares + (head * cut.pieces * cut.queries + query) * share;
       for (int64_t piece = 1; piece * kPiece <= context_before + token; piece++)
