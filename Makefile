@@ -57,8 +57,9 @@ cluster-down: .venv/stamp ## remove the one-node cluster; PURGE=1 with the image
 	$(CLUSTER) down $(if $(PURGE),--purge)
 
 .PHONY: test stories
-test: .venv/stamp ## everything: check, the GPU kernels as machine code and in a dry run, the stories on the real cluster; what CI runs
+test: .venv/stamp ## everything: check, the CPU kernels by the other compiler, the GPU kernels as machine code and in a dry run, the stories on the real cluster; what CI runs
 	$(MAKE) --no-print-directory check
+	$(MAKE) --no-print-directory ziglang
 	$(MAKE) --no-print-directory bench-kernels
 	$(MAKE) --no-print-directory bench-gpu DRY=1
 	$(MAKE) --no-print-directory stories
@@ -67,6 +68,13 @@ stories: .venv/stamp ## the end-to-end stories on the one-node cluster, which is
 	$(CLUSTER) up
 	$(CLUSTER) images >/dev/null
 	$(PY) -m pytest -q -p no:cacheprovider --timeout=900 --durations=10 e2e/stories
+
+# Without a PATH there is no other compiler.
+ZIGLANG := XDG_CACHE_HOME=$(CURDIR)/.venv/ziglang PYTHONPATH=kernels:runtime
+.PHONY: ziglang
+ziglang: .venv/stamp ## the CPU kernels built by PyPI's ziglang, as a wheel is where there is no C++ compiler, and their tests
+	PATH= $(ZIGLANG) $(CURDIR)/$(PY) -c 'from octavo_kernels.native import isas; print(*isas())'
+	$(ZIGLANG) $(PY) -m pytest -q -p no:cacheprovider tests/kernel_tests
 
 .PHONY: bench-kernels
 bench-kernels: .venv/stamp ## compile the GPU kernels (no GPU needed) and compare with the committed table; UPDATE=1 rewrites it

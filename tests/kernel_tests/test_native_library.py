@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,10 @@ def test_library_that_the_compiler_refuses(monkeypatch: pytest.MonkeyPatch, tmp_
     assert [path.name for path in (tmp_path / "octavo" / "kernels").iterdir()] == ["lock"]
 
 
+def test_wheel_asks_for_the_ziglang_that_is_tested() -> None:
+    assert f"ziglang=={version('ziglang')}" == build.ZIGLANG
+
+
 def test_library_needs_nothing_but_libc() -> None:
     # What serves has no compiler's libraries.
     needed = subprocess.run(["ldd", library()._name], capture_output=True, text=True, check=True).stdout
@@ -91,4 +96,5 @@ def test_library_needs_nothing_but_libc() -> None:
         "libm",
         "ld-linux-x86-64",
         "libpthread",
+        "libdl",
     }

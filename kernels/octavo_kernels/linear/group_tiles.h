@@ -67,7 +67,7 @@ inline int64_t group_tiles_room(const Linear& l, int64_t rows) {
 // A row with a number that is not finite has a step of NaN, and so has its result.
 template <bool Sums>
 inline void split_groups(const float* x, const GroupTiles& to, int64_t row) {
-  constexpr int64_t plane = to.kRows * kGroup;
+  constexpr int64_t plane = GroupTiles::kRows * kGroup;
   const Size size = size_of(x, to.groups * kGroup);
   const __m512 factor = _mm512_set1_ps(size.largest > 1e-30f ? kGroupSteps / size.largest : 0);
   to.steps[row] = size.largest / kGroupSteps + size.poison;

@@ -1,13 +1,11 @@
 // The C ABI. Compiled for any x86-64, so that a processor without the instruction sets hears of it instead of stopping.
-#include <cpuid.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <new>
 
 #include "forms.h"
+#include "processor.h"
 
 #define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -39,34 +37,9 @@ struct Isa {
   bool runs;
 };
 
-// AVX512-BF16. Not by __builtin_cpu_supports: compilers before GCC 10 do not know the name.
-bool processor_has_bfloat16() {
-  unsigned a, b, c, d;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 5);
-}
-
-// AMX with products of bfloat16 and int8. All processors with it have AVX512-BF16 too, which its form uses.
-bool processor_has_amx() {
-  unsigned a, b, c, d;
-  constexpr unsigned wanted = 1 << 22 | 1 << 24 | 1 << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & wanted) == wanted && processor_has_bfloat16();
-}
-
-// Asks the system for its registers, for this process: it saves 8 KiB more for a thread that uses them. A kernel before
-// 5.16 has no such call, and a sandbox may refuse it.
-bool system_permits_amx() {
-  unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
-  unsigned low, high;
-  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  constexpr unsigned tiles = 1 << 17 | 1 << 18;  // configuration and data
-  constexpr int request_permission = 0x1023, tile_data = 18;
-  return (low & tiles) == tiles && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
-}
-
 // Why AMX is not used although the processor has it; null when it is, or has none.
 const char* without_amx() {
-  if (!processor_has_amx()) return nullptr;
+  if (!has_amx()) return nullptr;
 #ifdef OCTAVO_WITHOUT_AMX
   return "the library was built by a compiler that knows no AMX";
 #else
@@ -77,20 +50,14 @@ const char* without_amx() {
 
 // Best first.
 const Isa* isas() {
-  static const bool has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  static const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
-  [[maybe_unused]] static const bool has_bfloat16 = has_vnni && processor_has_bfloat16();
   static const Isa all[] = {
 #ifndef OCTAVO_WITHOUT_AMX
-      {"amx", &amx::forms, has_bfloat16 && processor_has_amx() && !without_amx()},
-      {"avx512bf16", &avx512bf16::forms, has_bfloat16},
+      {"amx", &amx::forms, has_amx() && !without_amx()},
+      {"avx512bf16", &avx512bf16::forms, has_bfloat16()},
 #endif
-      {"avx512vnni", &avx512vnni::forms, has_vnni},
-      {"avx512", &avx512::forms, has_avx512},
-      {"avx2", &avx2::forms, has_avx2},
+      {"avx512vnni", &avx512vnni::forms, has_vnni()},
+      {"avx512", &avx512::forms, has_avx512()},
+      {"avx2", &avx2::forms, has_avx2()},
       {nullptr, nullptr, false}};
   return all;
 }
