@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from octavo_kernels.linear import packing
 from octavo_kernels.linear.reference import from_groups, linear, rounded_groups
+from octavo_kernels.native import Context
 from octavo_kernels.native.arrays import from_tensor
 from octavo_kernels.native.operations import Operations
 from octavo_kernels.testing import assert_close
@@ -138,3 +139,15 @@ def test_rounded_groups_error() -> None:
     weight = random(50, 576)
     error = (from_groups(*rounded_groups(weight), None) - weight).view(50, -1, 32).abs().amax(dim=2)
     assert bool((error <= weight.view(50, -1, 32).abs().amax(dim=2) * (0.5 / 127 + 2**-11)).all())
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_linear_of_groups_threads_change_nothing(instruction_set: str, bits: int, threads: int) -> None:
+    one, several = (Operations(Context(count, instruction_set)) for count in (1, threads))
+    for out in (1, 17, 33, 112, 600):
+        groups = weight(bits, out, 2)
+        for rows in (1, 2, 4, 5, 9, 33):
+            x = random(rows, 64)
+            expected = one.linear_of_groups(x, *groups, None)
+            assert torch.equal(several.linear_of_groups(x, *groups, None), expected)

@@ -371,6 +371,19 @@ def test_context_threads_change_nothing(threads: int) -> None:
         assert torch.equal(several.linear(x, weight, None), one)
 
 
+@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize("quantization", ["none", "w8a16", "w8a8"])
+def test_linear_threads_change_nothing(instruction_set: str, quantization: str, threads: int) -> None:
+    # Fewer panels than threads, as many, and parts of them that cannot be even.
+    one, several = (Operations(Context(count, instruction_set)) for count in (1, threads))
+    for out in (1, 17, 33, 112, 600):
+        weight = random(out, 70, seed=1).bfloat16()
+        for rows in (1, 2, 4, 5, 9, 33):
+            x = random(rows, 70)
+            expected = one.linear(x, weight, None, quantization=quantization)
+            assert torch.equal(several.linear(x, weight, None, quantization=quantization), expected)
+
+
 def kernel_threads() -> dict[str, str]:
     """State of each thread of a context, by its number."""
     states = {}

@@ -208,7 +208,8 @@ inline void group_tiles_linear(Threads& threads, const Linear& l, const Source& 
   shapes.set(4, kTileRows, kGroup);
   for (int t = 6; t < 8; t++) shapes.set(t, kGroup / 4);
   const int64_t panel = split.groups * Bits::kBytes;
-  linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
+  linear_items(threads, l.out, rows, kRowsOfItem, [&](const Panels& of_item, int64_t row, int64_t part, int thread) {
+    const int64_t first = of_item.first, count = of_item.count;
     use_tiles(threads, thread, shapes);
     const uint8_t* panels = (const uint8_t*)l.weight + first * panel;
     if constexpr (Bits::kMinima) {
@@ -217,8 +218,7 @@ inline void group_tiles_linear(Threads& threads, const Linear& l, const Source& 
         FourBitsAsBytes::widen(panels + g * Bits::kBytes, wide + g * FourBitsAsBytes::kBytes);
       group_columns<FourBitsAsBytes>(l, wide, count, first * kPanel, split, row, part, 0, y);
     } else {
-      // What this thread takes next, if all take one item after the other.
-      const int64_t ahead = threads.count() * count * panel;
+      const int64_t ahead = count * panel;  // the next item
       group_columns<Bits>(l, panels, count, first * kPanel, split, row, part, ahead, y);
     }
   });

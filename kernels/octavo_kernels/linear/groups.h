@@ -166,25 +166,29 @@ inline void round_row(const float* x, const RoundedRows& to, int64_t row) {
 template <class Bits, int V>
 struct GroupsTile {
   const Linear& l;
-  const uint8_t* panels;  // that of `column` and those behind it
-  int64_t column;
+  const uint8_t* from;  // the first of these panels, the others as far apart as they are in the weight
+  Panels panels;
   const RoundedRows& x;
   Target y;
-  Coming& coming;  // the next item's panels
+  const uint8_t* weight;  // what is asked for begins at its panels, of so many bytes
+  int64_t weight_panel;
+  Coming& coming;
 
   template <int M>
   OCTAVO_INLINE void run(int64_t row) const {
     const int64_t groups = l.in / kGroup;
     const int16_t* values = x.values + row * l.in;
     Vec<kLanes> totals[M][V] = {};
+    const uint8_t* begins[kPanels];
+    for (int p = 0; p < kPanels; p++) begins[p] = weight + panels.number(p) * weight_panel;
     Coming asked = coming;  // in registers
     for (int64_t g = 0; g < groups; g++) {
       const uint8_t* group[V];
       Whole sums[M][V] = {};
-      for (int v = 0; v < V; v++) group[v] = panels + (v / kVectorsOfPanel * groups + g) * Bits::kBytes;
+      for (int v = 0; v < V; v++) group[v] = from + (v / kVectorsOfPanel * panels.apart * groups + g) * Bits::kBytes;
       constexpr int blocks = kPairs / Bits::kPairsAtOnce;
       for (int block = 0; block < blocks; block++) {
-        if (block % (blocks / kAskedOfGroup) == 0) asked.ask();
+        if (block % (blocks / kAskedOfGroup) == 0) asked.ask<kPanels>(begins);
         typename Bits::Packed packed[V];
         for (int v = 0; v < V; v++) packed[v] = load_pairs_of<Bits>(group[v], block, output(v));
         for (int n = 0; n < Bits::kPairsAtOnce; n++) {
@@ -209,28 +213,40 @@ struct GroupsTile {
     coming = asked;
     for (int m = 0; m < M; m++)
       for (int v = 0; v < V; v++)
-        finish(l, column + v * kLanes, totals[m][v] * x.steps[row + m], y.rows + (row + m) * y.stride, y.add);
+        finish(l, column_of(panels, v), totals[m][v] * x.steps[row + m], y.rows + (row + m) * y.stride, y.add);
   }
+
+  static constexpr int kPanels = V / kVectorsOfPanel;
 
   static OCTAVO_INLINE int output(int v) { return v % kVectorsOfPanel * kLanes; }
 };
 
-// `count` panels, of which the first is that of `column`, and rows from `row` to `end`, in tiles of so many rows.
-template <class Bits, int... Rows>
-inline void groups_panels(const Linear& l, const uint8_t* panels, int64_t count, int64_t column, const RoundedRows& x,
-                          const Target& y, int64_t row, int64_t end, Coming& coming) {
+template <class T>
+struct TileOf {
+  using Type = T;
+};
+
+// All panels of an item, which begin at `from`, and rows from `row` to `end`, in tiles of so many rows. Of: what the
+// weight has.
+template <class Bits, class Of, int... Rows>
+inline void groups_panels(const Linear& l, const uint8_t* from, const Panels& panels, const RoundedRows& x,
+                          const Target& y, int64_t row, int64_t end, int64_t passes) {
   constexpr int together = kTileVectors / kVectorsOfPanel;  // panels of the widest tile
-  const int64_t panel = l.in / kGroup * Bits::kBytes;
+  const int64_t groups = l.in / kGroup, weight_panel = groups * Of::kBytes;
+  const uint8_t* weight = (const uint8_t*)l.weight;
   int64_t done = 0;
-  for (; done + together <= count; done += together)
-    in_tiles<Rows...>(
-        end, GroupsTile<Bits, kTileVectors>{l, panels + done * panel, column + done * kPanel, x, y, coming}, row);
-  if constexpr (together > 2)
-    for (; done + 2 <= count; done += 2)
-      in_tiles<Rows...>(end, GroupsTile<Bits, 2>{l, panels + done * panel, column + done * kPanel, x, y, coming}, row);
-  for (; done < count; done++)
-    in_tiles<Rows...>(
-        end, GroupsTile<Bits, kVectorsOfPanel>{l, panels + done * panel, column + done * kPanel, x, y, coming}, row);
+  const auto through = [&](auto tile_of) {
+    using Tile = typename decltype(tile_of)::Type;
+    for (; done + Tile::kPanels <= panels.count; done += Tile::kPanels) {
+      const Panels these = panels.from(done);
+      Coming coming = coming_panels(these, weight_panel, passes, groups * kAskedOfGroup);
+      const uint8_t* first = from + done * panels.apart * groups * Bits::kBytes;
+      in_tiles<Rows...>(end, Tile{l, first, these, x, y, weight, weight_panel, coming}, row);
+    }
+  };
+  through(TileOf<GroupsTile<Bits, kTileVectors>>{});
+  if constexpr (together > 2) through(TileOf<GroupsTile<Bits, 2>>{});
+  if constexpr (together > 1) through(TileOf<GroupsTile<Bits, kVectorsOfPanel>>{});
 }
 
 template <class Bits>
@@ -239,20 +255,21 @@ inline void groups_linear(Threads& threads, const Linear& l, const Source& x, co
   const int64_t groups = l.in / kGroup, panel = groups * Bits::kBytes;
   const RoundedRows rounded{memory, memory + rows, (int16_t*)(memory + rows * (1 + groups)), l.in};
   each_source_row(threads, x, rows, l.in, [&](const float* row, int64_t number) { round_row(row, rounded, number); });
-  linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
-    const uint8_t* panels = (const uint8_t*)l.weight + first * panel;
-    const int64_t tiles = divided_up(part, part < kWidenGroupsFrom ? kFewGroupRows : kMostRows);
-    const int64_t passes = divided_up(count, kTileVectors / kVectorsOfPanel);
-    Coming coming(panels + threads.count() * count * panel, count * panel, tiles * passes * groups * kAskedOfGroup);
-    if (part < kWidenGroupsFrom) {
-      groups_panels<Bits, kFewGroupRows, 2, 1>(l, panels, count, first * kPanel, rounded, y, row, row + part, coming);
-      return;
-    }
+  const auto few = [&](const Panels& panels, int64_t row, int64_t part, int) {
+    groups_panels<Bits, Bits, kFewGroupRows, 2, 1>(l, (const uint8_t*)l.weight + panels.first * panel, panels, rounded, y,
+                                                   row, row + part, divided_up(part, kFewGroupRows));
+  };
+  if (rows < kWidenGroupsFrom) {
+    return spread_items(threads, divided_up(l.out, kPanel), 1, divided_up(rows, kFewGroupRows), rows, few);
+  }
+  linear_items(threads, l.out, rows, kRowsOfItem, [&](const Panels& panels, int64_t row, int64_t part, int thread) {
+    if (part < kWidenGroupsFrom) return few(panels, row, part, thread);
+    const uint8_t* narrow = (const uint8_t*)l.weight + panels.first * panel;
     uint8_t* wide = (uint8_t*)threads.scratch(thread);
-    for (int64_t g = 0; g < count * groups; g++)
-      Widened<Bits>::widen(panels + g * Bits::kBytes, wide + g * Widened<Bits>::kBytes);
-    groups_panels<Widened<Bits>, kMostRows, 4, 2, 1>(l, wide, count, first * kPanel, rounded, y, row, row + part,
-                                                     coming);
+    for (int64_t g = 0; g < panels.count * groups; g++)
+      Widened<Bits>::widen(narrow + g * Bits::kBytes, wide + g * Widened<Bits>::kBytes);
+    groups_panels<Widened<Bits>, Bits, kMostRows, 4, 2, 1>(l, wide, panels, rounded, y, row, row + part,
+                                                           divided_up(part, kMostRows));
   });
 }
 

@@ -44,7 +44,7 @@ constexpr int kNarrowRows = kLanes == 16 ? 8 : 6;
 template <class T>
 constexpr bool keeps_pairs = is_paired<T> && kLanes == 16;
 
-constexpr int64_t kAhead = 1024;  // numbers of two bytes
+constexpr int64_t kAhead = 2048;  // numbers of two bytes
 
 // Numbers of one panel. Those of bfloat16 come in pairs, the last of which may be half empty.
 inline int64_t panel_numbers(const Linear& l) {
@@ -58,8 +58,8 @@ inline int64_t linear_scratch(const Linear& l) { return kWidePanels * panel_numb
 template <int V, class T>
 struct LinearTile {
   const Linear& l;
-  const T* panels;  // that of `column` and those behind it
-  int64_t column;
+  const T* from;  // the first of these panels, the others as far apart as they are in the weight
+  Panels panels;
   const float* x;
   int64_t x_stride;
   Target y;
@@ -71,7 +71,7 @@ struct LinearTile {
     const T *b[V], *ahead[V];
     for (int m = 0; m < M; m++) a[m] = x + (row + m) * x_stride;
     for (int v = 0; v < V; v++) {
-      b[v] = panels + v / kVectorsOfPanel * panel_numbers(l) + v % kVectorsOfPanel * kLanes * together;
+      b[v] = from + v / kVectorsOfPanel * panels.apart * panel_numbers(l) + v % kVectorsOfPanel * kLanes * together;
       ahead[v] = b[v] + kAhead;
     }
     Sums<M, V, kLanes> sums;
@@ -79,17 +79,19 @@ struct LinearTile {
     sums.add(a, b, together * kPanel, l.in, together == 2 ? ahead : nullptr);
     for (int m = 0; m < M; m++)
       for (int v = 0; v < V; v++)
-        finish(l, column + v * kLanes, sums.of[m][v], y.rows + (row + m) * y.stride, y.add);
+        finish(l, column_of(panels, v), sums.of[m][v], y.rows + (row + m) * y.stride, y.add);
   }
 };
 
-// `count` panels from `first` on, V vectors at a time, as long as so many are left; returns how many are done.
+// Panels of an item from the one on that is `done`, V vectors at a time, as long as so many are left; returns how many
+// are done.
 template <int V, int... Rows, class T>
-inline int64_t linear_panels(const Linear& l, const T* panels, int64_t first, int64_t done, int64_t count,
-                             const float* x, int64_t x_stride, const Target& y, int64_t rows) {
+inline int64_t linear_panels(const Linear& l, const T* from, const Panels& panels, int64_t done, const float* x,
+                             int64_t x_stride, const Target& y, int64_t rows) {
   constexpr int together = V / kVectorsOfPanel;
-  for (; done + together <= count; done += together) {
-    const LinearTile<V, T> tile{l, panels + done * panel_numbers(l), (first + done) * kPanel, x, x_stride, y};
+  for (; done + together <= panels.count; done += together) {
+    const T* first = from + done * panels.apart * panel_numbers(l);
+    const LinearTile<V, T> tile{l, first, panels.from(done), x, x_stride, y};
     in_tiles<Rows...>(rows, tile);
   }
   return done;
@@ -111,25 +113,27 @@ template <class T>
 inline void linear_typed(Threads& threads, const Linear& l, const Source& source, const Target& y, int64_t rows,
                          float* memory) {
   const Source x = laid_out(threads, source, rows, l.in, memory);
+  const auto narrow = [&](const Panels& panels, int64_t row, int64_t part, int) {
+    const T* weight = (const T*)l.weight + panels.first * panel_numbers(l);
+    linear_panels<kNarrowVectors, kNarrowRows, 4, 2, 1>(l, weight, panels, 0, x.rows + row * x.stride, x.stride,
+                                                        y.from(row), part);
+  };
   // The weight has an even number of panels, for the narrow tile of AVX-512.
-  linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
-    const T* weight = (const T*)l.weight + first * panel_numbers(l);
-    const float* from = x.rows + row * x.stride;
-    count = divided_up(count, 2) * 2;
-    if (part < kWidenFrom || keeps_pairs<T>) {
-      linear_panels<kNarrowVectors, kNarrowRows, 4, 2, 1>(l, weight, first, 0, count, from, x.stride, y.from(row), part);
-      return;
-    }
-    const float* wide;
+  const int64_t all = divided_up(l.out, 2 * kPanel) * 2;
+  if (rows < kWidenFrom) return spread_items(threads, all, 2, 1, rows, narrow);
+  linear_items(threads, all * kPanel, rows, kRowsOfItem, [&](const Panels& panels, int64_t row, int64_t part, int thread) {
+    if (part < kWidenFrom || keeps_pairs<T>) return narrow(panels, row, part, thread);
+    const T* weight = (const T*)l.weight + panels.first * panel_numbers(l);
+    const float *wide, *from = x.rows + row * x.stride;
     if constexpr (sizeof(T) == sizeof(float)) {
       wide = weight;
     } else {
-      widen(l, weight, count, threads.scratch(thread));
+      widen(l, weight, panels.count, threads.scratch(thread));
       wide = threads.scratch(thread);
     }
-    const int64_t done = linear_panels<kTileVectors, kMostRows, 4, 2, 1>(l, wide, first, 0, count, from, x.stride,
-                                                                         y.from(row), part);
-    linear_panels<kNarrowVectors, kNarrowRows, 4, 2, 1>(l, wide, first, done, count, from, x.stride, y.from(row), part);
+    const int64_t done =
+        linear_panels<kTileVectors, kMostRows, 4, 2, 1>(l, wide, panels, 0, from, x.stride, y.from(row), part);
+    linear_panels<kNarrowVectors, kNarrowRows, 4, 2, 1>(l, wide, panels, done, from, x.stride, y.from(row), part);
   });
 }
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from octavo_kernels.native import abi
-from octavo_kernels.native.arrays import BFLOAT16, Array, cast, dtype_name, prefer_huge_pages
+from octavo_kernels.native.arrays import BFLOAT16, Array, cast, dtype_name
+from octavo_kernels.native.huge_pages import HugeZeros
 
 __all__ = [
     "GROUP",
@@ -32,6 +30,8 @@ GROUP = 32
 """Inputs that share a scale, in weights in groups."""
 _PANELS_AT_ONCE = 64
 _ROWS_AT_ONCE = _PANELS_AT_ONCE * PANEL  # in float32 beside the packed weight, while it is quantised
+
+_ZEROS = HugeZeros()
 
 MOST_QUANTISED_INPUTS = 2**31 // (128 * 127)
 """Whole numbers of 32 bits hold no longer sums; no model comes near."""
@@ -150,7 +150,7 @@ def pack_groups(quants: Array, scales: Array, minima: Array | None, bias: Array 
     bits = 8 if minima is None else 4
     in_quants = PANEL * GROUP * bits // 8
     numbers = [scales] if minima is None else [scales, minima]
-    packed = _huge((panels, groups, in_quants + 2 * PANEL * len(numbers)), np.dtype(np.uint8))
+    packed = _ZEROS.array((panels, groups, in_quants + 2 * PANEL * len(numbers)), np.dtype(np.uint8))
     for first in range(0, panels, _PANELS_AT_ONCE):
         rows = slice(first * PANEL, (first + _PANELS_AT_ONCE) * PANEL)
         part = packed[first : first + _PANELS_AT_ONCE]
@@ -178,7 +178,7 @@ def pack_groups(quants: Array, scales: Array, minima: Array | None, bias: Array 
 
 
 def pack_panels(weight: Array) -> Array:
-    """[out, in] in panels, rows beyond the last one zero; on memory of its own, in huge pages if possible."""
+    """[out, in] in panels, rows beyond the last one zero; in huge pages if possible."""
     out, columns = weight.shape
     packed = _panels(out, columns, weight.dtype, 2 if weight.dtype == BFLOAT16 else 1)
     _fill(packed, weight)
@@ -187,7 +187,7 @@ def pack_panels(weight: Array) -> Array:
 
 def _panels(out: int, columns: int, dtype: np.dtype, together: int) -> Array:
     """Zeros; an even number of panels, since some tiles take two at a time."""
-    return _huge((-(-out // (2 * PANEL)) * 2, -(-columns // together), PANEL, together), dtype)
+    return _ZEROS.array((-(-out // (2 * PANEL)) * 2, -(-columns // together), PANEL, together), dtype)
 
 
 def _fill(packed: Array, weight: Array) -> None:
@@ -209,13 +209,6 @@ def _whole_panels(rows: Array) -> Array:
     """With rows of zeros behind, to a multiple of 16."""
     missing = -len(rows) % PANEL
     return np.concatenate((rows, np.zeros((missing, *rows.shape[1:]), rows.dtype))) if missing else rows
-
-
-def _huge(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Zeros on memory of their own, in huge pages if possible."""
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    prefer_huge_pages(memory, 0, len(memory))
-    return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
 
 
 def _bias(bias: Array | None) -> Array | None:

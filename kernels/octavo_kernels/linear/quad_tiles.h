@@ -229,7 +229,8 @@ inline void one_group(Threads& threads, int thread, const Pairs& pairs, int64_t 
 // Two groups of rows, the first of them full, through a pair of panels.
 template <int P, bool Gated>
 inline void two_groups(Threads& threads, int thread, const Pairs& pairs, int64_t pair, int64_t column,
-                       const PlaneTiles<P>& planes, int64_t row, Coming coming[2], Results<P, Gated>& results) {
+                       const PlaneTiles<P>& planes, int64_t row, Coming& coming, const char* const* next,
+                       Results<P, Gated>& results) {
   const int64_t second = row + planes.kRows, bytes = planes.tile_rows(second) * kTileRowBytes;
   const int64_t rows = planes.kRows + planes.count(second), asked = divided_up(rows, planes.tiles);
   if (bytes == kTileBytes) {
@@ -255,8 +256,7 @@ inline void two_groups(Threads& threads, int thread, const Pairs& pairs, int64_t
     tile_load<5>(b);
     tile_multiply_bytes<2, 5, 6>();
     tile_multiply_bytes<3, 5, 7>();
-    coming[0].ask();
-    coming[1].ask();
+    coming.ask<2>(next);
     results.write_some();
     for (int64_t m = tile * asked; m < smaller((tile + 1) * asked, rows); m++) results.ask_for(column, row + m);
   }
@@ -272,8 +272,10 @@ inline void quad_tiles_linear(Threads& threads, const Linear& l, const Source& x
   const PlaneTiles<P> planes(l, rows, memory);
   each_source_row(threads, x, rows, l.in, [&](const float* row, int64_t number) { split(row, l.in, planes, number); });
   const int64_t panel = quads_of(l) * kQuad * kPanel, out = Gated ? l.out / 2 : l.out;
-  linear_items(threads, out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
-    if constexpr (!Gated) count = divided_up(count, 2) * 2;  // the weight has an even number of panels
+  linear_items(threads, out, rows, kRowsOfItem, [&](const Panels& of_item, int64_t row, int64_t part, int thread) {
+    const int64_t first = of_item.first;
+    // The weight has an even number of panels.
+    const int64_t count = Gated ? of_item.count : divided_up(of_item.count, 2) * 2;
     const int64_t in_pairs = Gated ? count : count / 2, of_y = kPanel * (Gated ? 1 : 2);
     const PanelTiles panels((const char*)l.weight + first * panel, Gated ? 0 : count, panel);
     const Pairs pairs{panels, Gated ? out / kPanel : 0};
@@ -281,13 +283,11 @@ inline void quad_tiles_linear(Threads& threads, const Linear& l, const Source& x
     constexpr int64_t two = 2 * PlaneTiles<P>::kRows;
     const int64_t end = row + part, twos = part % two > two / 2 ? end : end - part % two;
     for (int64_t pair = 0; pair < in_pairs; pair++) {
-      // What this thread takes next, if all take one item after the other.
-      const int64_t next = pair + 1 < in_pairs ? pair + 1 : threads.count() * in_pairs;
-      const int64_t steps = divided_up(twos - row, two) * planes.tiles;
-      Coming coming[2] = {{panels.panels + pairs.first(next) * panel, panel, steps},
-                          {panels.panels + pairs.second(next) * panel, panel, steps}};
+      const char* next[2] = {panels.panels + pairs.first(pair + 1) * panel,
+                             panels.panels + pairs.second(pair + 1) * panel};
+      Coming coming(0, panel, divided_up(twos - row, two) * planes.tiles);
       for (int64_t at = row; at < twos; at += two)
-        two_groups(threads, thread, pairs, pair, first * kPanel + pair * of_y, planes, at, coming, results);
+        two_groups(threads, thread, pairs, pair, first * kPanel + pair * of_y, planes, at, coming, next, results);
     }
     for (int64_t pair = 0; twos < end && pair < in_pairs; pair += 2) {
       const Pairs rest{panels, pairs.half, pair};

@@ -32,8 +32,11 @@ namespace OCTAVO_ISA {
 using Ints = Types<16>::Int;
 
 constexpr int kQuad = 4;
+// Rows of a tile of four panels: all sums in registers. And of two, for few rows: so many that all addresses are, too.
 template <int P>
-constexpr int kQuadRows = P == 2 ? 3 : 6;  // of a tile of four panels: all sums in registers
+constexpr int kQuadRows = P == 2 ? 3 : 6;
+template <int P>
+constexpr int kFewQuadRows = P == 2 ? 4 : 8;
 template <int P>
 constexpr float kSteps = P == 2 ? 256 * 127 : 127;  // the first plane has no -128
 
@@ -115,30 +118,31 @@ OCTAVO_INLINE Vec<16> together(Ints first, Ints last, float step) {
   return (Vec<16>)_mm512_mul_ps(steps, _mm512_set1_ps(step));
 }
 
-// M rows through V panels.
+// M rows through the first V panels.
 template <int P, int V>
 struct QuadsTile {
   const Linear& l;
-  const int8_t* panels;  // that of `column` and those behind it
-  int64_t column;
+  Panels panels;
   const Planes<P>& planes;
   Target y;
-  Coming& coming;  // the next item's panels
+  Coming& coming;  // from the beginning of each panel
 
   template <int M>
   OCTAVO_INLINE void run(int64_t row) const {
     const uint8_t* a[P * M];  // first planes, then second ones
     const int8_t* b[V];
+    int64_t columns[V];
     Ints sums[P * M][V];
     for (int p = 0; p < P; p++)
       for (int m = 0; m < M; m++) a[p * M + m] = planes.first(row + m) + p * planes.width;
     for (int v = 0; v < V; v++) {
-      b[v] = panels + v * kPanel * planes.width;
-      for (int m = 0; m < P * M; m++) memcpy(&sums[m][v], l.offsets + column + v * kPanel, sizeof(Ints));
+      columns[v] = panels.number(v) * kPanel;
+      b[v] = (const int8_t*)l.weight + columns[v] * planes.width;
+      for (int m = 0; m < P * M; m++) memcpy(&sums[m][v], l.offsets + columns[v], sizeof(Ints));
     }
     Coming asked = coming;  // in registers
     for (int64_t k = 0; k < planes.width; k += kQuad) {
-      asked.ask();
+      asked.ask<V>(b);
       Ints weights[V];
       for (int v = 0; v < V; v++) memcpy(&weights[v], b[v] + k * kPanel, sizeof(Ints));
       for (int m = 0; m < P * M; m++) {
@@ -152,20 +156,21 @@ struct QuadsTile {
     coming = asked;
     for (int m = 0; m < M; m++)
       for (int v = 0; v < V; v++)
-        finish(l, column + v * kPanel, together<P>(sums[m][v], sums[(P - 1) * M + m][v], planes.steps[row + m]),
+        finish(l, columns[v], together<P>(sums[m][v], sums[(P - 1) * M + m][v], planes.steps[row + m]),
                y.rows + (row + m) * y.stride, y.add);
   }
 };
 
 template <int V, int P>
-inline void quads_panels(const Linear& l, int64_t panel, const Planes<P>& planes, const Target& y, int64_t row,
-                         int64_t rows, Coming& coming) {
-  const int8_t* panels = (const int8_t*)l.weight + panel * kPanel * planes.width;
-  const QuadsTile<P, V> tile{l, panels, panel * kPanel, planes, y, coming};
-  if constexpr (P == 2)
-    in_tiles<kQuadRows<P>, 2, 1>(row + rows, tile, row);
+inline void quads_panels(const Linear& l, const Panels& panels, const Planes<P>& planes, const Target& y, int64_t row,
+                         int64_t rows) {
+  constexpr int most = V > 2 ? kQuadRows<P> : kFewQuadRows<P>;
+  Coming coming = coming_panels(panels, kPanel * planes.width, divided_up(rows, most), quads_of(l));
+  const QuadsTile<P, V> tile{l, panels, planes, y, coming};
+  if constexpr (most > 4)
+    in_tiles<most, 4, 2, 1>(row + rows, tile, row);
   else
-    in_tiles<kQuadRows<P>, 4, 2, 1>(row + rows, tile, row);
+    in_tiles<most, 2, 1>(row + rows, tile, row);
 }
 
 template <int P>
@@ -173,16 +178,18 @@ inline void quads_linear(Threads& threads, const Linear& l, const Source& x, con
                          float* memory) {
   const Planes<P> planes{memory, (uint8_t*)(memory + rows), quads_of(l) * kQuad};
   each_source_row(threads, x, rows, l.in, [&](const float* row, int64_t number) { split(row, l.in, planes, number); });
-  linear_items(threads, l.out, rows, kRowsOfItem, [&](int64_t first, int64_t count, int64_t row, int64_t part, int) {
-    const int64_t bytes = count * kPanel * planes.width;
-    const int8_t* next = (const int8_t*)l.weight + first * kPanel * planes.width + threads.count() * bytes;
-    Coming coming(next, bytes, divided_up(part, kQuadRows<P>) * quads_of(l));
+  const auto item = [&](const Panels& panels, int64_t row, int64_t part, int) {
     int64_t done = 0;
-    for (; done + kWidePanels <= count; done += kWidePanels)
-      quads_panels<kWidePanels>(l, first + done, planes, y, row, part, coming);
-    for (; done + 2 <= count; done += 2) quads_panels<2>(l, first + done, planes, y, row, part, coming);
-    for (; done < count; done++) quads_panels<1>(l, first + done, planes, y, row, part, coming);
-  });
+    for (; done + kWidePanels <= panels.count; done += kWidePanels)
+      quads_panels<kWidePanels>(l, panels.from(done), planes, y, row, part);
+    for (; done + 2 <= panels.count; done += 2) quads_panels<2>(l, panels.from(done), planes, y, row, part);
+    for (; done < panels.count; done++) quads_panels<1>(l, panels.from(done), planes, y, row, part);
+  };
+  if (rows < kSpreadBelow) {
+    spread_items(threads, divided_up(l.out, kPanel), 1, divided_up(rows, kFewQuadRows<P>), rows, item);
+  } else {
+    linear_items(threads, l.out, rows, kRowsOfItem, item);
+  }
 }
 
 #else

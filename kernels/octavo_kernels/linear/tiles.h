@@ -122,8 +122,8 @@ inline void tiles_linear(Threads& threads, const Linear& l, const Source& x, con
   const int64_t fit = (1 << 20) / (split.steps * kStep * kPlanes * (int64_t)sizeof(BFloat16));
   const int64_t parts = divided_up(rows, larger(3 * kTileRows, smaller(kRowsOfItem, fit)));
   const int64_t together = divided_up(rows, parts * kTileRows) * kTileRows;
-  linear_items(threads, l.out, rows, together, [&](int64_t first, int64_t count, int64_t row, int64_t part, int thread) {
-    count = divided_up(count, 2) * 2;  // the weight has an even number of panels
+  linear_items(threads, l.out, rows, together, [&](const Panels& of_item, int64_t row, int64_t part, int thread) {
+    const int64_t first = of_item.first, count = divided_up(of_item.count, 2) * 2;  // the weight's panels are even
     const PanelTiles panels((const char*)l.weight + first * panel, count, panel);
     for (int64_t at = row; at < row + part; at += kTileRows) {
       use_tiles(threads, thread, planes_shapes(split.count(at)));

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BFLOAT16", "Array", "cast", "dtype_name", "dtype_of", "from_tensor", "prefer_huge_pages", "to_tensor"]
+__all__ = ["BFLOAT16", "Array", "cast", "dtype_name", "dtype_of", "from_tensor", "to_tensor"]
 
 Array = np.ndarray[Any, Any]
 
@@ -42,16 +40,6 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
     bits = wide.view(np.uint32)
     rounded = bits + 0x7FFF + (bits >> 16 & 1)  # of two equally near the even one
     return np.where(np.isnan(wide), bits >> 16 | 0x40, rounded >> 16).astype(np.uint16).view(BFLOAT16)
-
-
-def prefer_huge_pages(memory: mmap.mmap, first: int, end: int) -> None:
-    """Asks for pages of 2 MiB for a stretch of a mapping, in bytes: a kernel without them has small ones.
-
-    No huge page is taken that would reach beyond the stretch.
-    """
-    first = first // mmap.PAGESIZE * mmap.PAGESIZE
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE, first, end - first)
 
 
 def from_tensor(tensor: torch.Tensor) -> Array:

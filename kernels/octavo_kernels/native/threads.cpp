@@ -1,12 +1,16 @@
 // A region is done when its items are, not when every thread has been there: a thread that the machine gives to somebody
 // else meanwhile is not waited for unless it holds an item. So a busy neighbour costs what it takes, and no more.
 //
-// One word says which region is open, how many items it has and which is next:
+// Each thread has a part of the items of its own, neighbours, which it takes from first to last, so that it reads memory
+// in one piece; then it takes what is left of the others' parts. One word says which region is open, and one for each part
+// how many of its items are taken:
 //
-//     ticket   [ region: 16 bits | items: 24 bits | next: 24 bits ]
+//     open    [ region: 40 bits | items: 24 bits ]
+//     taken   [ region: 40 bits | taken: 24 bits ]     of an older region: none is taken yet
 //
-// To take an item is to add 1 to it. Whoever gets a number below `items` has an item of that very region, which
-// therefore cannot be over yet; whoever gets another number has read nothing else and leaves.
+// To take an item is to write the next number, together with the region, over the number that was read. Whoever manages
+// has an item of that very region, which therefore cannot be over yet. Whoever comes late finds all of a part taken, or a
+// newer region, has read nothing else and leaves.
 #include "threads.h"
 
 #include <linux/futex.h>
@@ -23,7 +27,9 @@
 namespace octavo {
 namespace {
 
-constexpr uint64_t kField = (1u << 24) - 1;
+constexpr int kFieldBits = 24;
+constexpr uint64_t kField = (1u << kFieldBits) - 1;
+constexpr uint64_t kRegions = 1ull << (64 - kFieldBits);
 // How long a thread looks for work before it sleeps: longer than one thread usually waits for another within a step
 // (microseconds), and short beside what others lose by it.
 constexpr uint64_t kPatience = 50000;  // clock cycles
@@ -34,6 +40,18 @@ void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
 
 void wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+// The next item of a part of so many, or -1 where it has none left, or another region is open since.
+int64_t take(std::atomic<uint64_t>& taken, uint64_t region, uint64_t items) {
+  uint64_t word = taken.load(std::memory_order_relaxed);
+  for (;;) {
+    const uint64_t ahead = ((word >> kFieldBits) - region) % kRegions;  // numbers begin anew one day
+    const uint64_t next = ahead == 0 ? word & kField : 0;
+    if ((ahead != 0 && ahead < kRegions / 2) || next >= items) return -1;
+    const uint64_t after = region << kFieldBits | (next + 1);
+    if (taken.compare_exchange_weak(word, after, std::memory_order_acq_rel, std::memory_order_relaxed)) return next;
+  }
 }
 
 template <class Condition>
@@ -53,12 +71,14 @@ class Pool {
   explicit Pool(Threads& owner) : owner_(owner) {}
 
   bool start(int count) {
+    count_ = count;
     threads_ = new (std::nothrow) pthread_t[count];
     seats_ = new (std::nothrow) Seat[count];
     if (!threads_ || !seats_) return false;
     for (int number = 1; number < count; number++) {
-      seats_[started_] = {this, number};
-      if (pthread_create(&threads_[started_], nullptr, work, &seats_[started_])) return false;
+      seats_[number].pool = this;
+      seats_[number].number = number;
+      if (pthread_create(&threads_[started_], nullptr, work, &seats_[number])) return false;
       pthread_setname_np(threads_[started_], "octavo-kernels");
       started_++;
     }
@@ -77,8 +97,8 @@ class Pool {
     body_ = body;
     context_ = context;
     done_.store(0, std::memory_order_relaxed);
-    region_++;
-    ticket_.store(region_ << 48 | (uint64_t)items << 24, std::memory_order_release);
+    region_ = (region_ + 1) % kRegions;
+    open_.store(region_ << kFieldBits | (uint64_t)items, std::memory_order_release);
     call();
     take_items(0);
     if (soon([&] { return done_.load(std::memory_order_acquire) == items; })) return;
@@ -90,9 +110,10 @@ class Pool {
   std::atomic<bool> in_step{false};
 
  private:
-  struct Seat {
+  struct alignas(64) Seat {
     Pool* pool;
     int number;
+    std::atomic<uint64_t> taken{0};
   };
 
   static void* work(void* seat) {
@@ -114,15 +135,15 @@ class Pool {
   }
 
   void take_items(int thread) {
-    for (;;) {
-      uint64_t ticket = ticket_.load(std::memory_order_relaxed);
-      if ((ticket & kField) >= (ticket >> 24 & kField)) return;
-      ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
-      const uint64_t item = ticket & kField, items = ticket >> 24 & kField;
-      if (item >= items) return;
-      body_(context_, (int64_t)item, thread);
-      if (done_.fetch_add(1) + 1 == items && waiting_) wake_all(done_);
+    const uint64_t open = open_.load(std::memory_order_acquire), region = open >> kFieldBits, items = open & kField;
+    uint32_t done = 0;
+    for (int part = 0; part < count_; part++) {
+      const int owner = (thread + part) % count_;
+      const int64_t begin = items * owner / count_, end = items * (owner + 1) / count_;
+      for (int64_t item; (item = take(seats_[owner].taken, region, end - begin)) >= 0; done++)
+        body_(context_, begin + item, thread);
     }
+    if (done && done_.fetch_add(done) + done == items && waiting_) wake_all(done_);
   }
 
   void call() {
@@ -133,13 +154,13 @@ class Pool {
   Threads& owner_;
   pthread_t* threads_ = nullptr;
   Seat* seats_ = nullptr;
-  int started_ = 0;
+  int count_ = 0, started_ = 0;
   uint64_t region_ = 0;
   void (*body_)(const void*, int64_t, int) = nullptr;
   const void* context_ = nullptr;
   std::atomic<bool> closing_{false}, waiting_{false};
   std::atomic<int> asleep_{0};
-  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<uint64_t> open_{0};
   alignas(64) std::atomic<uint32_t> done_{0};
   alignas(64) std::atomic<uint32_t> called_{0};
 };

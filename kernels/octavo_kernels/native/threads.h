@@ -26,7 +26,9 @@ class Threads {
   void begin_step();
   void end_step();
 
-  // Calls body(item, thread) for each item of [0, items), in any order, and returns when all are done.
+  // Calls body(item, thread) for each item of [0, items), in any order, and returns when all are done. Items are shared
+  // out in parts of neighbours, [items * thread / count, items * (thread + 1) / count), which each thread goes through
+  // from first to last before it helps others.
   template <class Body>
   void run(int64_t items, const Body& body) {
     if (items == 1 || count_ == 1) {

@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from octavo_kernels.block_copy.native import copy_blocks
-from octavo_kernels.native.arrays import Array, prefer_huge_pages
+from octavo_kernels.native.arrays import Array
+from octavo_kernels.native.huge_pages import prefer_huge_pages
 from octavo_kernels.paged_attention.rows import row_width
 from octavo_runtime.domain import BlockCopy, CopyKind
 from octavo_runtime.errors import NotEnoughMemoryForKV
