@@ -1,5 +1,6 @@
 // A region is done when its items are, not when every thread has been there: a thread that the machine gives to somebody
-// else meanwhile is not waited for unless it holds an item. So a busy neighbour costs what it takes, and no more.
+// else meanwhile is not waited for unless it holds an item, or has not said yet that it has done some: it says so once, when
+// it finds no more. So a busy neighbour costs what it takes, and no more.
 //
 // Each thread has a part of the items of its own, neighbours, which it takes from first to last, so that it reads memory
 // in one piece; then it takes what is left of the others' parts. One word says which region is open, and one for each part
